@@ -1,0 +1,1 @@
+"""Schedules: the knobs of each kernel, the recipes that fix a model's numerics, and the promoted rows."""

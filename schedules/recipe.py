@@ -1,0 +1,57 @@
+"""Recipes: what fixes a model's output bits. `recipes/NAME.toml` says the precision of each operation, the numerics flags
+of the compiler, the row tile, the KV chunk, the split-K partition, and one default schedule per kernel and target."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..shapes.fields import Fields, nearest, read_table
+from .errors import ScheduleError
+
+SHIPPED = Path(__file__).parent / "recipes"
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Compiler flags that reach the output bits. max_num_imprecise_acc: FP8 products the tensor core may accumulate in
+    its narrow accumulator before they are added in fp32, by target; it is the compiler's own default, checked, not set."""
+
+    enable_fp_fusion: bool
+    max_num_imprecise_acc: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One versioned recipe. `defaults[target][kernel]` holds the knobs of that kernel's default schedule."""
+
+    name: str
+    precision: Mapping[str, str]
+    numerics: Numerics
+    row_tile: int
+    kv_chunk: int
+    split_k: Mapping[str, int]
+    defaults: Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def recipe_names() -> list[str]:
+    return sorted(p.stem for p in SHIPPED.glob("*.toml"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """A shipped recipe by name. Raises ScheduleError for an unknown name or a wrong field."""
+    if name not in recipe_names():
+        raise ScheduleError(f"unknown recipe {name!r}{nearest(name, recipe_names())}",
+                            expected=f"one of {', '.join(recipe_names())}")
+    path = SHIPPED / f"{name}.toml"
+    fields = Fields(read_table(path, ScheduleError), path.name, ScheduleError)
+    flags = Fields(fields.take("numerics", dict), f"{path.name}: numerics", ScheduleError)
+    numerics = Numerics(flags.take("enable_fp_fusion", bool), flags.take("max_num_imprecise_acc", dict))
+    flags.done()
+    recipe = Recipe(name=fields.take("name", str), precision=fields.take("precision", dict), numerics=numerics,
+                    row_tile=fields.positive("row_tile"), kv_chunk=fields.positive("kv_chunk"),
+                    split_k=fields.take("split_k", dict, {}), defaults=fields.take("default", dict, {}))
+    fields.done()
+    if recipe.name != name:
+        raise fields.fail("name", f"is {recipe.name!r}", expected=f"{name!r}, as the file is called")
+    return recipe

@@ -1,0 +1,133 @@
+"""Schedules: the knobs of a kernel under the field's names. A schedule says how a result is computed, never what.
+
+Whether a schedule fits a shape is the kernel's contract (`kernels/`); whether it is any good is the tuner's business.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+from ..shapes.fields import nearest
+from .errors import ScheduleError
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """Schedule of a linear.
+
+    BLOCK_N: output columns a block; BLOCK_K: depth of one accumulation step; split_k: blocks that share one output tile,
+    each writing an fp32 partial. orientation: `weights_as_m` swaps the operands, so that a small row tile reaches the FP8
+    tensor-core instruction. row_tile: rows a launch is padded to. blocks_per_sm: 0 launches a block per tile, otherwise
+    that many persistent blocks an SM. load: how weights arrive. pdl: programmatic dependent launch. maxnreg: register cap.
+    """
+
+    BLOCK_N: int
+    BLOCK_K: int
+    num_stages: int
+    num_warps: int
+    split_k: int = 1
+    orientation: str = "weights_as_m"
+    row_tile: int = 16
+    blocks_per_sm: int = 0
+    load: str = "pointer"
+    pdl: bool = False
+    maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class HeadSchedule:
+    """Schedule of the language-model head. Its reduction is not split, so knobs are fewer than a linear's."""
+
+    BLOCK_N: int
+    BLOCK_K: int
+    num_stages: int
+    num_warps: int
+    row_tile: int = 16
+    pdl: bool = False
+    maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class AttentionSchedule:
+    """Schedule of the split-KV partial. chunk: keys a block walks (fixed by the recipe, since it orders the sums);
+    TILE: query rows times group in one block; BLOCK_N: keys a step."""
+
+    chunk: int
+    TILE: int
+    BLOCK_N: int
+    num_stages: int
+    num_warps: int
+    pdl: bool = False
+    maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class MergeSchedule:
+    """Schedule of the merge. BLOCK_D: head dimensions a block; splits: partials it holds at once (1 walks them in index
+    order; as many as there are chunks is the one-block form)."""
+
+    BLOCK_D: int
+    splits: int
+    num_warps: int
+    pdl: bool = False
+    maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class FixedSchedule:
+    """Schedule of a kernel that isn't tuned."""
+
+    num_warps: int
+
+
+Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
+
+CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma")}
+MAY_BE_ZERO = ("blocks_per_sm",)
+
+
+def knobs(kind: type[Schedule]) -> list[str]:
+    """The knobs that a kind of schedule has."""
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
+    """Why `value` can't be this knob's, or None. Says nothing about whether the knobs go together."""
+    if name not in knobs(kind):
+        return f"unknown knob {name!r}{nearest(name, knobs(kind))}; expected one of {', '.join(knobs(kind))}"
+    if name in CHOICES:
+        return None if value in CHOICES[name] else f"{name} is {value!r}; expected one of {', '.join(CHOICES[name])}"
+    hint = get_type_hints(kind)[name]
+    if value is None and type(None) in get_args(hint):
+        return None
+    want = bool if hint is bool else int
+    if type(value) is not want:
+        return f"{name} is {value!r}; expected {'true or false' if want is bool else 'a whole number'}"
+    if want is int and not (0 if name in MAY_BE_ZERO else 1) <= value <= 2**20:
+        return f"{name} is {value}; expected a positive number" + (" or 0" if name in MAY_BE_ZERO else "")
+    return None
+
+
+def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: str) -> Schedule:
+    """A schedule from its knobs. Raises ScheduleError for a knob that is unknown, missing or of the wrong kind."""
+    for name, value in table.items():
+        if problem := check_knob(kind, name, value):
+            raise ScheduleError(f"{where}: {problem}")
+    for field in dataclasses.fields(kind):
+        if field.default is dataclasses.MISSING and field.name not in table:
+            raise ScheduleError(f"{where}: knob {field.name} is missing", expected=f"every one of {', '.join(knobs(kind))}"
+                                " that has no default")
+    return kind(**table)
+
+
+def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
+    return dataclasses.asdict(schedule)
+
+
+def schedule_id(schedule: Schedule) -> str:
+    """A digest of the knobs: 12 hexadecimal digits. Repeated beside timings and evidence, so that a hand edit shows."""
+    text = json.dumps([type(schedule).__name__, schedule_to_dict(schedule)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,212 @@
+"""Model shapes: the sizes of a decoder-only transformer, and the problem each kernel of its decode step solves.
+
+A shape comes from a shipped TOML file (by name) or from a Hugging Face `config.json` (by path); both go through the same
+checks. Sizes only: weights, tokenizers and RoPE tables are the decoder's business.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ShapeError
+from .fields import Fields, nearest, read_table
+
+SHIPPED = Path(__file__).parent
+HUGGING_FACE = {"Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama", "LlamaForCausalLMEagle3": "eagle3"}
+ARCHITECTURES = tuple(HUGGING_FACE.values())
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """y = x @ w.T: x [rows, K], w [N, K], y [rows, N]. `dtype` is that of x and w: e4m3 (with scales) or bf16."""
+
+    N: int
+    K: int
+    dtype: str = "e4m3"
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """bf16 language-model head, w [N, K]: N is the vocabulary, K the hidden size."""
+
+    N: int
+    K: int
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Grouped-query decode attention over a KV cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True)
+class MergeShape:
+    """Merge of split-KV partials: one row of head_dim values per head."""
+
+    num_heads: int
+    head_dim: int
+
+
+KernelShape = LinearShape | HeadShape | AttentionShape | MergeShape
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of one model. `source` says where they were read. For an EAGLE-3 drafter (`architecture = "eagle3"`),
+    `target_hidden_size` is the target's hidden size and `draft_vocab_size` the rows of its small head."""
+
+    name: str
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rope_theta: float
+    rms_norm_eps: float
+    qkv_bias: bool
+    tie_embeddings: bool
+    max_position: int
+    source: str
+    rope_scaling: Mapping[str, Any] | None = None
+    target_hidden_size: int | None = None
+    draft_vocab_size: int | None = None
+
+    def kernel_shapes(self, dtype: str = "e4m3") -> dict[str, KernelShape]:
+        """The shape that each tunable kernel of the decode step has in this model, by kernel name."""
+        drafter = self.architecture == "eagle3"
+        qkv_in = 2 * self.hidden_size if drafter else self.hidden_size  # EAGLE-3: embedding and feature, concatenated
+        heads_out = self.num_heads * self.head_dim
+        shapes: dict[str, KernelShape] = {
+            "qkv": LinearShape(heads_out + 2 * self.num_kv_heads * self.head_dim, qkv_in, dtype, self.qkv_bias),
+            "o": LinearShape(self.hidden_size, heads_out, dtype),
+            "gate_up": LinearShape(2 * self.intermediate_size, self.hidden_size, dtype),
+            "down": LinearShape(self.hidden_size, self.intermediate_size, dtype),
+            "attention": AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim),
+            "merge": MergeShape(self.num_heads, self.head_dim),
+            "lm_head": HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size),
+        }
+        shapes["lm_head_logits"] = shapes["lm_head"]
+        if drafter:
+            shapes["fc"] = LinearShape(self.hidden_size, 3 * (self.target_hidden_size or self.hidden_size), dtype)
+        return shapes
+
+
+def shipped_names() -> list[str]:
+    return sorted(p.stem for p in SHIPPED.glob("*.toml"))
+
+
+def load_model_shape(name_or_path: str) -> ModelShape:
+    """A shape by shipped name, or from a Hugging Face `config.json` (the file or its folder).
+
+    Raises:
+        ShapeError: unknown name; a file that can't be read; a field that is missing, wrong or contradicts another.
+    """
+    path = Path(name_or_path)
+    if name_or_path in shipped_names():
+        return _from_toml(SHIPPED / f"{name_or_path}.toml")
+    if path.suffix == ".toml" and path.is_file():
+        return _from_toml(path)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json" or path.is_file():
+        return _from_config(path)
+    raise ShapeError(
+        f"unknown model {name_or_path!r}{nearest(name_or_path, shipped_names())}",
+        expected=f"one of {', '.join(shipped_names())}, or the path of a Hugging Face config.json",
+        action="name a shipped shape, or pass --model path/to/config.json",
+    )
+
+
+def _from_toml(path: Path) -> ModelShape:
+    fields = Fields(read_table(path, ShapeError), str(path.name), ShapeError)
+    values = {
+        **{n: fields.take(n, str) for n in ("name", "architecture", "source")},
+        **{n: fields.positive(n) for n in ("hidden_size", "intermediate_size", "num_layers", "num_heads",
+                                           "num_kv_heads", "head_dim", "vocab_size", "max_position")},
+        **{n: fields.positive(n, float) for n in ("rope_theta", "rms_norm_eps")},
+        **{n: fields.take(n, bool) for n in ("qkv_bias", "tie_embeddings")},
+        "rope_scaling": fields.take("rope_scaling", dict, None),
+        "target_hidden_size": fields.positive("target_hidden_size", default=None),
+        "draft_vocab_size": fields.positive("draft_vocab_size", default=None),
+    }
+    fields.done()
+    return _checked(ModelShape(**values), fields)
+
+
+def _from_config(path: Path) -> ModelShape:
+    """A Hugging Face configuration. Keys that don't bear on sizes are ignored; contradictions are not."""
+    fields = Fields(read_table(path, ShapeError), str(path), ShapeError)
+    named = fields.take("architectures", list)
+    known = [a for a in named if isinstance(a, str) and a in HUGGING_FACE]
+    if len(known) != 1:
+        raise fields.fail("architectures", f"is {named!r}", expected=f"one of {', '.join(HUGGING_FACE)}",
+                          action="use a Qwen2 or Llama model; mixture-of-experts and other layouts aren't supported")
+    architecture = HUGGING_FACE[known[0]]
+    num_heads = fields.positive("num_attention_heads")
+    hidden_size = fields.positive("hidden_size")
+    head_dim = fields.positive("head_dim", default=None)
+    if head_dim is None:
+        if hidden_size % num_heads:
+            raise fields.fail("num_attention_heads", f"{num_heads} doesn't divide hidden_size {hidden_size}",
+                              expected="a divisor of hidden_size, or an explicit head_dim")
+        head_dim = hidden_size // num_heads
+    rope = fields.take("rope_parameters", dict, None) or fields.take("rope_scaling", dict, None) or {}
+    theta = fields.positive("rope_theta", float, None)
+    if theta is None:
+        theta = Fields(rope, f"{path}: rope_parameters", ShapeError).positive("rope_theta", float, 10000.0)
+    scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
+    unscaled = scaling.get("rope_type", scaling.get("type", "default")) == "default"
+    biased = fields.take("attention_bias", bool, architecture == "qwen2")
+    eps = fields.positive("rms_norm_eps", float, 1e-6)
+    shape = ModelShape(
+        name=path.parent.name or path.stem, architecture=architecture, hidden_size=hidden_size,
+        intermediate_size=fields.positive("intermediate_size"), num_layers=fields.positive("num_hidden_layers"),
+        num_heads=num_heads, num_kv_heads=fields.positive("num_key_value_heads", default=num_heads),
+        head_dim=head_dim, vocab_size=fields.positive("vocab_size"), rope_theta=theta, rms_norm_eps=eps,
+        qkv_bias=biased, tie_embeddings=fields.take("tie_word_embeddings", bool, False),
+        max_position=fields.positive("max_position_embeddings"), source=str(path.name),
+        rope_scaling=None if unscaled else scaling,
+        target_hidden_size=fields.positive("target_hidden_size", default=hidden_size if architecture == "eagle3" else None),
+        draft_vocab_size=fields.positive("draft_vocab_size", default=None),
+    )
+    return _checked(shape, fields)
+
+
+def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
+    if shape.architecture not in ARCHITECTURES:
+        raise fields.fail("architecture", f"is {shape.architecture!r}{nearest(shape.architecture, ARCHITECTURES)}",
+                          expected=f"one of {', '.join(ARCHITECTURES)}")
+    if shape.num_heads % shape.num_kv_heads:
+        raise fields.fail("num_kv_heads", f"{shape.num_kv_heads} doesn't divide num_heads {shape.num_heads}",
+                          expected="every KV head to serve the same number of query heads")
+    if shape.head_dim % 16 or not 16 <= shape.head_dim <= 256:
+        raise fields.fail("head_dim", f"is {shape.head_dim}", expected="a multiple of 16 from 16 to 256")
+    for name in ("hidden_size", "intermediate_size"):
+        if getattr(shape, name) % 16:
+            raise fields.fail(name, f"{getattr(shape, name)} is no multiple of 16",
+                              expected="rows of weights that start on a 16-byte boundary")
+    if shape.architecture == "eagle3" and not (shape.target_hidden_size and shape.draft_vocab_size):
+        raise fields.fail("draft_vocab_size", "missing", expected="draft_vocab_size and target_hidden_size of a drafter")
+    for name, top in (("hidden_size", 2**17), ("intermediate_size", 2**20), ("vocab_size", 2**22),
+                      ("num_layers", 2**12), ("num_heads", 2**12)):
+        if getattr(shape, name) > top:
+            raise fields.fail(name, f"is {getattr(shape, name)}", expected=f"at most {top}")
+    return shape
+
+
+def shape_to_dict(shape: KernelShape) -> dict[str, Any]:
+    return dataclasses.asdict(shape)

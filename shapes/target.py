@@ -1,0 +1,85 @@
+"""GPU targets: what an architecture allows a block, and what a SKU of it has."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .errors import ShapeError
+from .fields import Fields, nearest, read_table
+
+SHIPPED = Path(__file__).parent / "targets"
+ARCHES = ("sm_103", "sm_100", "sm_90")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One SKU. `arch` is what the compiler is told; the limits below it are the same for every SKU of one arch."""
+
+    name: str
+    arch: str
+    sms: int
+    registers_per_sm: int
+    max_registers_per_thread: int
+    max_warps_per_sm: int
+    max_blocks_per_sm: int
+    shared_bytes_per_sm: int
+    shared_bytes_per_block: int
+    shared_bytes_reserved_per_block: int
+    tmem_columns: int
+    l2_bytes: int
+    peak_tb_s: float
+    measured_tb_s: float | None
+    source: str
+
+    @property
+    def capability(self) -> int:
+        """103 for sm_103."""
+        return int(self.arch.removeprefix("sm_"))
+
+
+def _load(path: Path) -> Target:
+    fields = Fields(read_table(path, ShapeError), path.name, ShapeError)
+    texts = {n: fields.take(n, str) for n in ("name", "arch", "source")}
+    sizes = {n: fields.positive(n) for n in ("sms", "registers_per_sm", "max_registers_per_thread", "max_warps_per_sm",
+                                             "max_blocks_per_sm", "shared_bytes_per_sm", "shared_bytes_per_block",
+                                             "shared_bytes_reserved_per_block", "l2_bytes")}
+    target = Target(**texts, **sizes, tmem_columns=fields.take("tmem_columns", int),
+                    peak_tb_s=fields.positive("peak_tb_s", float),
+                    measured_tb_s=fields.positive("measured_tb_s", float, None))
+    fields.done()
+    if target.arch not in ARCHES:
+        raise fields.fail("arch", f"is {target.arch!r}", expected=f"one of {', '.join(ARCHES)}")
+    return target
+
+
+@cache
+def load_targets() -> tuple[Target, ...]:
+    """Every shipped SKU, by name."""
+    return tuple(_load(p) for p in sorted(SHIPPED.glob("*.toml")))
+
+
+def load_sku(name: str) -> Target:
+    """Raises ShapeError for an unlisted SKU: no GPU gets a silent default."""
+    for target in load_targets():
+        if target.name == name:
+            return target
+    names = [t.name for t in load_targets()]
+    raise ShapeError(f"unknown GPU {name!r}{nearest(name, names)}", expected=f"one of {', '.join(names)}",
+                     action="add shapes/targets/SKU.toml with its limits and their source")
+
+
+def load_arch(arch: str) -> Target:
+    """The limits of an architecture, from the first SKU that has it. Raises ShapeError for an unknown one."""
+    for target in load_targets():
+        if target.arch == arch:
+            return target
+    digits = "".join(c for c in arch if c.isdigit())
+    guess = f"sm_{digits}"
+    of_sku = [t.arch for t in load_targets() if t.name == arch]
+    if of_sku:
+        hint = f"{arch} is a SKU: its target is {of_sku[0]}"
+    elif guess in ARCHES:
+        hint = f"write {guess} (the compiler adds the 'a' of sm_{digits}a itself)"
+    else:
+        hint = "name a supported target"
+    raise ShapeError(f"unknown target {arch!r}", expected=f"one of {', '.join(ARCHES)}", action=hint)
