@@ -1,0 +1,203 @@
+"""Split-KV decode attention for grouped queries: one fp32 partial per chunk of keys; `merge` puts them together.
+
+    For query row r at position length + r and each head h of KV head h // group, over the keys j of one chunk,
+    j <= length + r:  s_j = scale * q . k_j,  m = max s_j,  l = sum exp(s_j - m),  acc = sum exp(s_j - m) v_j
+    (flash-decoding: Dao, Haziza, Massa, Sizov 2023; online softmax: Milakov, Gimelshein 2018, arXiv 1805.02867).
+
+    q [rows, num_heads, head_dim] bf16; k_cache, v_cache [slots, num_kv_heads, head_dim] bf16 with strides of their own;
+    length [1] int32 on the device: tokens in the cache before the first query row. The keys of the rows themselves are
+    already in the cache, at slots length .. length + rows - 1.
+    Partials: acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32.
+
+All query heads of one KV head, for all rows, share one tile of TILE rows, so that a key is read once and the tensor core's
+fast path is reached (64 rows or more). A row's place in the tile depends on the row alone.
+
+Row invariance: a row walks the key steps that hold at least one key it may see, in order; a step past its end leaves it bit
+for bit alone. Slots past the cursor may hold anything, NaN included: the loads are masked, not only the scores.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..schedules.recipe import Numerics
+from ..schedules.schedule import AttentionSchedule
+from ..shapes.model import AttentionShape, KernelShape
+from .operation import (
+    Instructions,
+    Launch,
+    Operation,
+    common_contract,
+    first_problem,
+    options,
+    power_of_two,
+    require,
+    require_contract,
+    require_strides,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS = 16  # rows that the layout of the partials has room for: the row tile of the recipes
+
+
+@triton.jit(do_not_specialize=["rows"])
+def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, scale, rows, stride_qm, stride_qh,
+                     stride_kt, stride_kh, stride_vt, stride_vh, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+                     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+                     BLOCK_N: tl.constexpr, PDL: tl.constexpr):
+    kv_head = tl.program_id(0)
+    chunk = tl.program_id(1)
+    if PDL:
+        gdc_wait()
+    length = tl.load(length_ptr)
+    start = chunk * CHUNK
+    end = tl.minimum(start + CHUNK, length + rows)
+    offs_m = tl.arange(0, TILE)
+    row = offs_m // GROUP
+    head = kv_head * GROUP + offs_m % GROUP
+    live = row < rows
+    offs_d = tl.arange(0, HEAD_DIM)
+    tile_n = tl.arange(0, BLOCK_N)
+    q = tl.load(q_ptr + row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :],
+                mask=live[:, None], other=0.0)
+    last = length + row
+    k_base = k_ptr + kv_head * stride_kh
+    v_base = v_ptr + kv_head * stride_vh
+    m = tl.full((TILE,), float("-inf"), tl.float32)
+    l = tl.zeros((TILE,), tl.float32)
+    acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
+    for n0 in tl.range(start, end, BLOCK_N):
+        # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
+        offs_n = n0 + tile_n
+        there = offs_n < length + rows
+        k = tl.load(k_base + n0.to(tl.int64) * stride_kt + (tile_n[None, :] * stride_kt + offs_d[:, None]),
+                    mask=there[None, :], other=0.0)
+        s = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e): exp2 is the hardware's exponential
+        s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        alpha = tl.exp2(m - m_safe)
+        p = tl.exp2(s - m_safe[:, None])
+        sees = n0 <= last
+        l = tl.where(sees, l * alpha + tl.sum(p, 1), l)
+        v = tl.load(v_base + n0.to(tl.int64) * stride_vt + (tile_n[:, None] * stride_vt + offs_d[None, :]),
+                    mask=there[:, None], other=0.0)
+        acc = tl.where(sees[:, None], tl.dot(p.to(v.dtype), v, acc * alpha[:, None]), acc)
+        m = m_new
+    if PDL:
+        gdc_launch_dependents()
+    out = (chunk * ROWS + row) * (NUM_KV_HEADS * GROUP) + head
+    tl.store(m_ptr + out, m, mask=live)
+    tl.store(l_ptr + out, l, mask=live)
+    tl.store(acc_ptr + out[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], acc, mask=live[:, None])
+
+
+def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> str | None:
+    """Why a shape and a schedule can't go together, or None."""
+    problem = first_problem(
+        common_contract(schedule),
+        power_of_two("head_dim", shape.head_dim, 16, 256),
+        power_of_two("TILE", schedule.TILE, 16, 256),
+        power_of_two("BLOCK_N", schedule.BLOCK_N, 16, 256),
+        power_of_two("chunk", schedule.chunk, 16, 4096),
+    )
+    if problem:
+        return problem
+    if schedule.chunk % schedule.BLOCK_N:
+        return f"chunk {schedule.chunk} is no multiple of BLOCK_N {schedule.BLOCK_N}"
+    if schedule.TILE < shape.group:
+        return f"TILE {schedule.TILE} holds not one row of a group of {shape.group} heads"
+    if schedule.num_stages > 8:
+        return f"num_stages {schedule.num_stages} is more than 8"
+    return None
+
+
+def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numerics: Numerics) -> Launch:
+    """The artefact of one shape and schedule: the same for every row count, length and cache layout."""
+    types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "length_ptr": "*i32", "acc_ptr": "*fp32",
+             "m_ptr": "*fp32", "l_ptr": "*fp32", "scale": "fp32", "rows": "i32",
+             **dict.fromkeys(("stride_qm", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
+    constants: dict[str, Any] = {
+        "NUM_KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim, "ROWS": ROWS,
+        "CHUNK": schedule.chunk, "TILE": schedule.TILE, "BLOCK_N": schedule.BLOCK_N, "PDL": schedule.pdl,
+    }
+    return Launch(attention_kernel, types, constants, options(schedule, numerics))
+
+
+def attention_instructions(shape: KernelShape, arch: str) -> Instructions:
+    return Instructions(required=("HGMMA",) if arch == "sm_90" else ("UTCHMMA",), forbidden=("HMMA",))
+
+
+def attention_shared_bytes(shape: AttentionShape, schedule: AttentionSchedule) -> int:
+    """Lower bound: one tile of keys."""
+    return schedule.BLOCK_N * shape.head_dim * 2
+
+
+OPERATION = Operation(AttentionSchedule, attention_contract, attention_launch, attention_instructions,
+                      attention_shared_bytes)
+
+
+def max_rows(shape: AttentionShape, schedule: AttentionSchedule) -> int:
+    """Query rows that one launch takes."""
+    return min(ROWS, schedule.TILE // shape.group)
+
+
+def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor", *,
+              chunks: int, schedule: AttentionSchedule, numerics: Numerics,
+              ) -> tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]:
+    """Partials (acc, m, l) of the first `chunks` chunks; layouts in the module's docstring.
+
+    Args:
+        q: [rows, num_heads, head_dim] bf16, rows * group <= schedule.TILE.
+        k_cache, v_cache: [slots, num_kv_heads, head_dim] bf16, any strides that are multiples of 16.
+        length: [1] int32, on the device.
+        chunks: chunks to compute; those past the keys are empty (m = -inf, l = 0).
+
+    Raises:
+        ContractError: tensors, shape and schedule can't go together.
+    """
+    import torch
+
+    rows, num_heads, head_dim = q.shape
+    shape = AttentionShape(num_heads, k_cache.shape[1], head_dim)
+    require(q.dtype == k_cache.dtype == v_cache.dtype == torch.bfloat16,
+            f"q {q.dtype}, k {k_cache.dtype}, v {v_cache.dtype}", "all bfloat16")
+    require(k_cache.shape == v_cache.shape and k_cache.shape[2] == head_dim and num_heads % shape.num_kv_heads == 0,
+            f"q {list(q.shape)}, k {list(k_cache.shape)}, v {list(v_cache.shape)}",
+            "caches [slots, num_kv_heads, head_dim] whose heads divide q's")
+    require(q.stride(2) == k_cache.stride(2) == v_cache.stride(2) == 1, "head_dim is not contiguous", "stride 1")
+    require(length.dtype == torch.int32 and length.numel() == 1, f"length {length.dtype} {list(length.shape)}",
+            "one int32")
+    require_contract(OPERATION, shape, schedule)
+    require(1 <= rows <= max_rows(shape, schedule), f"{rows} rows",
+            f"1 to {max_rows(shape, schedule)} with TILE {schedule.TILE} and a group of {shape.group}")
+    strides = {"stride_qm": q.stride(0), "stride_qh": q.stride(1), "stride_kt": k_cache.stride(0),
+               "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0), "stride_vh": v_cache.stride(1)}
+    require_strides(**strides)
+    acc = torch.empty((chunks, ROWS, num_heads, head_dim), dtype=torch.float32, device=q.device)
+    m = torch.empty((chunks, ROWS, num_heads), dtype=torch.float32, device=q.device)
+    l = torch.empty_like(m)
+    attention_launch(shape, schedule, numerics)(
+        (shape.num_kv_heads, chunks), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, acc_ptr=acc, m_ptr=m,
+        l_ptr=l, scale=head_dim**-0.5, rows=rows, **strides)
+    return acc, m, l
+
+
+def attention_reference(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor",
+                        length: int) -> "torch.Tensor":
+    """Attention, whole, in fp64: [rows, num_heads, head_dim]."""
+    import torch
+
+    rows, num_heads, head_dim = q.shape
+    group = num_heads // k_cache.shape[1]
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    for r in range(rows):
+        keys = k_cache[: length + r + 1].double().repeat_interleave(group, 1)
+        values = v_cache[: length + r + 1].double().repeat_interleave(group, 1)
+        weights = torch.softmax(torch.einsum("hd,thd->ht", q[r].double(), keys) * head_dim**-0.5, -1)
+        out[r] = torch.einsum("ht,thd->hd", weights, values)
+    return out

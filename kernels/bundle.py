@@ -1,0 +1,235 @@
+"""Compiled artefacts that a later launch uses without compiling, on another machine, path or Python version.
+
+Triton's own cache doesn't travel: its files hold absolute paths, its key the compiler library's hash and the kernel's line
+number. Ours is content: the kernel's source without comments, argument types, constants, attributes, options, target,
+Triton and ptxas versions. `install` makes `kernel[grid](...)` ask a bundle before the compiler.
+
+A bundle is a folder; each artefact is a folder KEY of `artefacts/` in it: `NAME.cubin`, `NAME.json` (Triton's metadata),
+`kernel.ptx.gz` and `sha256.json`. It is written under another name and renamed, so it is there whole or not at all.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import tokenize
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..shapes.errors import UserError
+from .operation import Launch
+
+
+class BundleError(UserError):
+    """An artefact that is missing or damaged."""
+
+    exit_code = 1
+
+
+def normalised_source(source: str) -> str:
+    """Python source as its tokens, without comments, docstring and layout: what a formatter can't change."""
+    skip = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
+    layout = {tokenize.NEWLINE: "\n", tokenize.INDENT: "{", tokenize.DEDENT: "}"}
+    words: list[str] = []
+    statement_starts = True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in skip or (token.type == tokenize.STRING and statement_starts):
+            continue
+        words.append(layout.get(token.type, token.string))
+        statement_starts = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    return " ".join(words)
+
+
+def jitted_sources(kernel: Any) -> dict[str, str]:
+    """The normalised source of a jitted function, of every one of this project that it calls, and its global constants."""
+    from triton.runtime.jit import JITCallable
+
+    found: dict[str, str] = {}
+    waiting = [kernel]
+    while waiting:
+        function = waiting.pop()
+        if function.__name__ in found:
+            continue
+        found[function.__name__] = normalised_source(function.src)
+        for name in sorted(function.fn.__code__.co_names):
+            value = function.__globals__.get(name)
+            if isinstance(value, JITCallable):
+                if not value.__module__.startswith("triton."):
+                    waiting.append(value)
+            elif isinstance(value, (int, float, str, bool)):
+                found[f"global {name}"] = repr(value)
+    return found
+
+
+@cache
+def kernel_digest(kernel: Any) -> str:
+    """A digest of the jitted functions involved: 16 hexadecimal digits. Comments and docstrings don't count."""
+    return hashlib.sha256(json.dumps(jitted_sources(kernel), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def _file_digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+@cache
+def _versions(capability: int) -> tuple[str, str]:
+    import triton
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
+    return triton.__version__, get_ptxas_version(capability)
+
+
+def _digest(kernel: Any, signature: Mapping[str, str], constants: Mapping[Any, Any], attributes: Mapping[Any, Any],
+            compiler_options: Mapping[str, Any], capability: int) -> str:
+    chosen = dict(compiler_options)
+    chosen["extern_libs"] = [(name, _file_digest(path)) for name, path in chosen["extern_libs"]]
+    parts = {
+        "source": kernel_digest(kernel), "signature": list(signature.items()),
+        "constants": sorted((str(k), str(v)) for k, v in constants.items()),
+        "attributes": sorted((str(k), str(v)) for k, v in attributes.items() if v),
+        "options": {k: str(v) for k, v in sorted(chosen.items())}, "target": capability,
+        "toolchain": _versions(capability),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def source_of(launch: Launch) -> Any:
+    """Triton's ASTSource of a launch."""
+    from triton.compiler import ASTSource
+
+    constants = {(launch.kernel.arg_names.index(k),): v for k, v in launch.constants.items()}
+    return ASTSource(launch.kernel, launch.signature(), constants, launch.attributes())
+
+
+def compiler_options(launch: Launch, capability: int) -> Any:
+    """The full options that Triton makes of a launch's."""
+    return _backend(capability).parse_options({**launch.options, "debug": False, "instrumentation_mode": ""})
+
+
+@cache
+def _backend(capability: int) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    return make_backend(GPUTarget("cuda", capability, 32))
+
+
+def artefact_key(launch: Launch, capability: int) -> str:
+    """The key under which a launch's artefact is stored: 32 hexadecimal digits."""
+    source = source_of(launch)
+    return _digest(source.fn, source.signature, source.constants, source.attrs,
+                   compiler_options(launch, capability).__dict__, capability)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def save(bundle: Path, key: str, name: str, metadata: Mapping[str, Any], ptx: str, cubin: bytes) -> None:
+    """Write one artefact. One that is there already and whole stays. Raises OSError where the disk won't have it."""
+    folder = bundle / "artefacts"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = {"target": metadata["target"].__dict__} if "target" in metadata else {}
+    files = {
+        f"{name}.json": json.dumps({**metadata, **target, "hash": key}, sort_keys=True, default=str).encode(),
+        f"{name}.cubin": cubin,
+        "kernel.ptx.gz": gzip.compress(ptx.encode(), compresslevel=3, mtime=0),
+    }
+    files["sha256.json"] = json.dumps({n: sha256(data) for n, data in files.items()}).encode()
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
+    try:
+        for file, data in files.items():
+            (new / file).write_bytes(data)
+        publish(new, folder / key)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def publish(new: Path, place: Path) -> None:
+    """Rename a finished folder into place. Of two writers the first wins, unless what it left is damaged."""
+    while True:
+        try:
+            os.rename(new, place)
+            return
+        except OSError:
+            if not place.is_dir():
+                raise
+            try:
+                read(place)
+                return
+            except BundleError:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def link(bundle: Path, key: str, same_as: str) -> None:
+    """Store an artefact that equals another one, without a second copy of its files."""
+    folder = bundle / "artefacts"
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
+    try:
+        for file in (folder / same_as).iterdir():
+            os.link(file, new / file.name)
+        publish(new, folder / key)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def read(place: Path) -> dict[str, bytes]:
+    """The files of one artefact, checked. Raises BundleError where one is missing or not what was written."""
+    again = "run tune-kernels --offline into this folder again: what is damaged is compiled anew"
+    try:
+        digests = json.loads((place / "sha256.json").read_bytes())
+        files = {name: (place / name).read_bytes() for name in digests}
+    except (OSError, ValueError, TypeError):
+        raise BundleError(f"artefact {place}: files are missing or unreadable", expected="a whole artefact",
+                          action=again) from None
+    for name, data in files.items():
+        if sha256(data) != digests[name]:
+            raise BundleError(f"artefact {place}: {name} ({len(data)} bytes) is not what was written",
+                              expected=f"sha256 {str(digests[name])[:12]}", action=again)
+    return files
+
+
+def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool = False) -> None:
+    """Let `kernel[grid](...)` take its artefacts from a bundle.
+
+    Replaces the `compile` attribute that Triton's JITFunction sets when it first sees a device (Triton 3.6 to 3.9), so
+    arguments are specialised as usual and what is missing can still be compiled.
+
+    Raises (at launch):
+        BundleError: no such artefact, unless compile_missing; or a damaged one.
+    """
+    from triton.compiler import CompiledKernel
+
+    kernel.device_caches[device]  # creates the binder, which sets kernel.compile; only then can it be replaced
+    compile_anew = kernel.compile
+
+    def compile_or_load(src: Any, target: Any = None, options: Any = None, **rest: Any) -> Any:
+        chosen = compiler_options_of(options, target.arch)
+        key = _digest(src.fn, src.signature, src.constants, src.attrs, chosen.__dict__, target.arch)
+        place = bundle / "artefacts" / key
+        if not place.is_dir():
+            if compile_missing:
+                return compile_anew(src, target=target, options=options, **rest)
+            raise BundleError(f"no artefact {key} for {src.name} with {dict(src.constants)}",
+                              expected=f"one in {bundle / 'artefacts'}, made with Triton {_versions(target.arch)[0]}",
+                              action="make the bundle with this Triton: make tune TRITON=VERSION")
+        group = {name: str(place / name) for name in read(place) if name.endswith((".json", ".cubin"))}
+        return CompiledKernel(src, group, key)
+
+    kernel.compile = compile_or_load
+
+
+def compiler_options_of(options: Mapping[str, Any], capability: int) -> Any:
+    """Options as a launch hands them to `compile`, parsed once more, so that they compare with `compiler_options`."""
+    return _backend(capability).parse_options(dict(options))
+
+
+def default_options(capability: int) -> Any:
+    """Triton's own options for a target, before a schedule changes any."""
+    return _backend(capability).parse_options({"enable_fp_fusion": False})

@@ -1,0 +1,291 @@
+"""Linear layers of the decode step: y = (x @ w.T) * x_scale * w_scale + bias, for 1 to row_tile rows.
+
+    x [rows, K], w [N, K], both row-major (K contiguous); e4m3 with one fp32 scale per row of x and per row of w (output
+    channel), or bf16 without scales. y [rows, N] in bf16; with split_k > 1 fp32 partials [split_k, rows, N], which the
+    kernel that reads them next adds in index order.
+
+Weights are the large operand and rows are few, so the tensor core is used the other way round: `weights_as_m` computes
+w @ x.T, whose M is a block of output columns (64 or more, as the FP8 instructions want) and whose N is the row tile.
+`activations_as_m` is the natural order; with a row tile under 64 it falls back to the FP16 instruction on every target,
+which the inspection shows.
+
+Row invariance: an output column of row r is one chain of BLOCK_K steps over one K range, whatever the other rows hold; the
+row tile, not the row count, sets the shape of the instruction; the grid only says who computes a tile. The K range of split
+s is steps [s * steps // split_k, (s + 1) * steps // split_k): fixed by K, BLOCK_K and split_k.
+
+Left out: the sum of the partials (the reader does it), activation quantisation, SwiGLU.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..schedules.recipe import Numerics
+from ..schedules.schedule import LinearSchedule
+from ..shapes.model import KernelShape, LinearShape
+from .operation import (
+    Instructions,
+    Launch,
+    Operation,
+    common_contract,
+    first_problem,
+    options,
+    power_of_two,
+    require,
+    require_contract,
+    require_strides,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+@triton.jit
+def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
+                  BLOCK_K: tl.constexpr, TMA: tl.constexpr):
+    """One tile of w, [BLOCK_N, BLOCK_K]; zero past N and K."""
+    if TMA:
+        w = w_ptr.load([n0, k0])
+    else:
+        # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
+        tile_n = tl.arange(0, BLOCK_N)
+        tile_k = tl.arange(0, BLOCK_K)
+        pointers = w_ptr + (n0 * stride_wn + k0) + (tile_n[:, None] * stride_wn + tile_k[None, :])
+        if N % BLOCK_N == 0 and K % BLOCK_K == 0:
+            w = tl.load(pointers)
+        elif N % BLOCK_N == 0:
+            w = tl.load(pointers, mask=tile_k[None, :] < K - k0, other=0.0)
+        else:
+            w = tl.load(pointers, mask=(tile_n[:, None] < N - n0) & (tile_k[None, :] < K - k0), other=0.0)
+    return w
+
+
+@triton.jit
+def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
+                 stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                 ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
+                 PDL: tl.constexpr):
+    NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    pid_n = tile % NUM_N
+    split = tile // NUM_N
+    n0 = pid_n * BLOCK_N
+    offs_n = n0 + tl.arange(0, BLOCK_N)
+    offs_m = tl.arange(0, ROW_TILE)
+    tile_k = tl.arange(0, BLOCK_K)
+
+    if STEPS % SPLIT_K == 0:
+        first = split * (STEPS // SPLIT_K)
+        count = STEPS // SPLIT_K
+    else:
+        first = split * STEPS // SPLIT_K
+        count = (split + 1) * STEPS // SPLIT_K - first
+    if WEIGHTS_AS_M:
+        acc = tl.zeros((BLOCK_N, ROW_TILE), tl.float32)
+    else:
+        acc = tl.zeros((ROW_TILE, BLOCK_N), tl.float32)
+    if PDL:
+        gdc_wait()
+    for step in tl.range(0, count):
+        k0 = (first + step) * BLOCK_K
+        w = _load_weights(w_ptr, stride_wn, n0, k0, N, K, BLOCK_N, BLOCK_K, TMA)
+        if WEIGHTS_AS_M:
+            x_mask = offs_m[None, :] < rows
+            if K % BLOCK_K != 0:
+                x_mask = x_mask & (tile_k[:, None] < K - k0)
+            x = tl.load(x_ptr + k0 + (offs_m[None, :] * stride_xm + tile_k[:, None]), mask=x_mask, other=0.0)
+            acc = tl.dot(w, x, acc)
+        else:
+            x_mask = offs_m[:, None] < rows
+            if K % BLOCK_K != 0:
+                x_mask = x_mask & (tile_k[None, :] < K - k0)
+            x = tl.load(x_ptr + k0 + (offs_m[:, None] * stride_xm + tile_k[None, :]), mask=x_mask, other=0.0)
+            acc = tl.dot(x, w.T, acc)
+    if PDL:
+        gdc_launch_dependents()
+
+    if WEIGHTS_AS_M:
+        n_axis = offs_n[:, None]
+        m_axis = offs_m[None, :]
+    else:
+        n_axis = offs_n[None, :]
+        m_axis = offs_m[:, None]
+    there = (m_axis < rows) & (n_axis < N)
+    if x_scale_ptr is not None:
+        x_scale = tl.load(x_scale_ptr + m_axis, mask=m_axis < rows, other=0.0)
+        w_scale = tl.load(w_scale_ptr + n_axis, mask=n_axis < N, other=0.0)
+        acc = acc * x_scale * w_scale
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + n_axis, mask=n_axis < N, other=0.0).to(tl.float32)
+        if SPLIT_K == 1:
+            acc = acc + bias
+        else:
+            acc = tl.where(split == 0, acc + bias, acc)
+    tl.store(out_ptr + split * stride_os + m_axis * stride_om + n_axis, acc.to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
+                  stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                  ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
+                  PERSISTENT: tl.constexpr, PDL: tl.constexpr):
+    """w_ptr is a tensor descriptor where TMA. Tiles run over N first, then over splits."""
+    if PERSISTENT:
+        TILES: tl.constexpr = ((N + BLOCK_N - 1) // BLOCK_N) * SPLIT_K
+        for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):
+            _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
+                         stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
+    else:
+        _linear_tile(tl.program_id(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm,
+                     stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
+
+
+def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
+    """Why a linear's shape and schedule can't go together, or None."""
+    steps = triton.cdiv(shape.K, schedule.BLOCK_K)
+    problem = first_problem(
+        common_contract(schedule),
+        power_of_two("BLOCK_N", schedule.BLOCK_N, 16, 512),
+        power_of_two("BLOCK_K", schedule.BLOCK_K, 32, 512),
+        power_of_two("row_tile", schedule.row_tile, 8, 16),
+    )
+    if problem:
+        return problem
+    if shape.K % 16:
+        return f"K {shape.K} is no multiple of 16, so rows of weights don't start on 16 bytes"
+    if shape.N * shape.K >= 2**31:
+        return f"N x K is {shape.N * shape.K:,} elements; offsets are 32-bit"
+    if schedule.split_k > steps:
+        return f"split_k {schedule.split_k} is more than the {steps} steps of BLOCK_K {schedule.BLOCK_K} in K {shape.K}"
+    if schedule.num_stages > 8:
+        return f"num_stages {schedule.num_stages} is more than 8"
+    if schedule.blocks_per_sm > 8:
+        return f"blocks_per_sm {schedule.blocks_per_sm} is more than 8"
+    if schedule.load == "tma" and schedule.BLOCK_N > 256:
+        return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
+    return None
+
+
+def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numerics) -> Launch:
+    """The artefact of one shape and schedule: the same for every row count and every stride."""
+    fp8 = shape.dtype == "e4m3"
+    element = "fp8e4nv" if fp8 else "bf16"
+    tma = schedule.load == "tma"
+    constants: dict[str, Any] = {
+        "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
+        "ROW_TILE": schedule.row_tile, "SPLIT_K": schedule.split_k,
+        "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma,
+        "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
+    }
+    types = {
+        "x_ptr": f"*{element}",
+        "w_ptr": f"tensordesc<{element}[{schedule.BLOCK_N}, {schedule.BLOCK_K}]>" if tma else f"*{element}",
+        "out_ptr": "*bf16" if schedule.split_k == 1 else "*fp32",
+        "rows": "i32", "stride_xm": "i32", "stride_wn": "i32", "stride_om": "i32", "stride_os": "i32",
+    }
+    if fp8:
+        types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
+    else:
+        constants |= {"x_scale_ptr": None, "w_scale_ptr": None}
+    if shape.bias:
+        types["bias_ptr"] = "*bf16"
+    else:
+        constants["bias_ptr"] = None
+    return Launch(linear_kernel, types, constants, options(schedule, numerics))
+
+
+def linear_instructions(shape: KernelShape, arch: str) -> Instructions:
+    """FP8 must reach the FP8 instruction; a conversion to f16 on the way is the silent fallback."""
+    assert isinstance(shape, LinearShape)
+    if shape.dtype == "e4m3":
+        return Instructions(required=("QGMMA",) if arch == "sm_90" else ("UTCQMMA",),
+                            forbidden=("HMMA", "HGMMA", "UTCHMMA"), forbidden_ptx=("cvt.rn.f16x2.e4m3x2",))
+    return Instructions(required=("HGMMA",) if arch == "sm_90" else ("UTCHMMA",), forbidden=("HMMA",))
+
+
+def linear_shared_bytes(shape: LinearShape, schedule: LinearSchedule) -> int:
+    """Lower bound: the tiles in flight, one stage less than asked for, as the pipeliner may keep one in registers."""
+    size = 1 if shape.dtype == "e4m3" else 2
+    steps = triton.cdiv(shape.K, schedule.BLOCK_K) // schedule.split_k
+    stages = max(1, min(schedule.num_stages - 1, steps))
+    return stages * (schedule.BLOCK_N + schedule.row_tile) * schedule.BLOCK_K * size
+
+
+OPERATION = Operation(LinearSchedule, linear_contract, linear_launch, linear_instructions, linear_shared_bytes)
+
+
+def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, numerics: Numerics,
+           x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
+           bias: "torch.Tensor | None" = None, out: "torch.Tensor | None" = None) -> "torch.Tensor":
+    """y = (x @ w.T) * x_scale * w_scale + bias.
+
+    Args:
+        x: [rows, K] e4m3 or bf16, 1 <= rows <= schedule.row_tile, row stride a multiple of 16 elements.
+        w: [N, K] of x's type, row stride a multiple of 16 elements.
+        x_scale: [rows] fp32, w_scale: [N] fp32; both for e4m3, neither for bf16.
+        bias: [N] bf16.
+        out: where to write, instead of a new tensor.
+
+    Returns:
+        [rows, N] bf16 where schedule.split_k is 1, else fp32 partials [split_k, rows, N], to be added in index order; scales
+        are applied to each, the bias to the first.
+
+    Raises:
+        ContractError: tensors, shape and schedule can't go together.
+    """
+    import torch
+
+    rows, K = x.shape
+    N = w.shape[0]
+    fp8 = x.dtype == torch.float8_e4m3fn
+    shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", bias is not None)
+    require(x.dtype == w.dtype and x.dtype in (torch.float8_e4m3fn, torch.bfloat16), f"x is {x.dtype}, w is {w.dtype}",
+            "both float8_e4m3fn or both bfloat16")
+    require(w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.shape)}, w {list(w.shape)}",
+            "x [rows, K] and w [N, K] with K contiguous")
+    require(1 <= rows <= schedule.row_tile, f"{rows} rows", f"1 to {schedule.row_tile}, the row tile")
+    require((x_scale is not None) == fp8 and (w_scale is not None) == fp8, f"scales with {x.dtype}",
+            "x_scale and w_scale with e4m3, neither with bf16")
+    require_contract(OPERATION, shape, schedule)
+    require_strides(stride_xm=x.stride(0), stride_wn=w.stride(0))
+    split = schedule.split_k > 1
+    if out is None:
+        out = x.new_empty((schedule.split_k, rows, N) if split else (rows, N),
+                          dtype=torch.float32 if split else torch.bfloat16)
+    stride_om = out.stride(-2)
+    stride_os = out.stride(0) if split else 16
+    require_strides(stride_om=stride_om, stride_os=stride_os)
+    launch = linear_launch(shape, schedule, numerics)
+    weights: Any = w
+    if schedule.load == "tma":
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        weights = TensorDescriptor(w, [N, K], [w.stride(0), 1], [schedule.BLOCK_N, schedule.BLOCK_K])
+    pointers = {"x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
+    launch(linear_grid(shape, schedule, _num_sms(x)), x_ptr=x, w_ptr=weights, out_ptr=out, rows=rows,
+           stride_xm=x.stride(0), stride_wn=w.stride(0), stride_om=stride_om, stride_os=stride_os,
+           **{name: tensor for name, tensor in pointers.items() if tensor is not None})
+    return out
+
+
+def linear_grid(shape: LinearShape, schedule: LinearSchedule, num_sms: int) -> tuple[int]:
+    """Blocks of a launch: one a tile, or at most blocks_per_sm an SM."""
+    tiles = triton.cdiv(shape.N, schedule.BLOCK_N) * schedule.split_k
+    return (min(tiles, schedule.blocks_per_sm * num_sms) if schedule.blocks_per_sm else tiles,)
+
+
+def _num_sms(x: "torch.Tensor") -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 3
+
+
+def linear_reference(x: "torch.Tensor", w: "torch.Tensor", x_scale: "torch.Tensor | None" = None,
+                     w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None) -> "torch.Tensor":
+    """The same in fp64, unrounded: [rows, N]."""
+    y = x.float().double() @ w.float().double().T
+    if x_scale is not None and w_scale is not None:
+        y = y * x_scale.double()[:, None] * w_scale.double()[None, :]
+    return y if bias is None else y + bias.double()

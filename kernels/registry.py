@@ -1,0 +1,40 @@
+"""Every kernel of the decode step by name. A kernel that is registered here is compiled, inspected and bundled by the
+tuner, and tested to compile without a spill for every target."""
+
+from ..schedules.recipe import Recipe
+from ..schedules.schedule import FixedSchedule, Schedule, schedule_from_dict
+from . import attention, linear, lm_head, merge
+from .operation import Operation
+
+TUNABLE: dict[str, Operation] = {
+    "qkv": linear.OPERATION,
+    "o": linear.OPERATION,
+    "gate_up": linear.OPERATION,
+    "down": linear.OPERATION,
+    "fc": linear.OPERATION,
+    "attention": attention.OPERATION,
+    "merge": merge.OPERATION,
+    "lm_head": lm_head.ARGMAX,
+    "lm_head_logits": lm_head.LOGITS,
+}
+
+# Kernels that aren't tuned: the operation, the kernel whose shape they have, and their one schedule.
+FIXED: dict[str, tuple[Operation, str, FixedSchedule]] = {
+    "lm_head_reduce": (lm_head.REDUCE, "lm_head", FixedSchedule(num_warps=4)),
+}
+
+# lm_head_logits has no default of its own: it must have lm_head's bits, so it has lm_head's schedule.
+DEFAULT_OF = {"lm_head_logits": "lm_head"}
+
+
+def operation(kernel: str) -> Operation:
+    return TUNABLE[kernel] if kernel in TUNABLE else FIXED[kernel][0]
+
+
+def default_schedule(recipe: Recipe, kernel: str, arch: str) -> Schedule:
+    """The recipe's default for one kernel and target. Raises ScheduleError where its knobs are wrong."""
+    if kernel in FIXED:
+        return FIXED[kernel][2]
+    name = DEFAULT_OF.get(kernel, kernel)
+    return schedule_from_dict(TUNABLE[kernel].schedule_type, recipe.defaults[arch][name],
+                              f"{recipe.name}: default.{arch}.{name}")

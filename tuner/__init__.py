@@ -1,0 +1,1 @@
+"""The tuner: space, compile, inspect, report; one step a file."""

@@ -1,0 +1,107 @@
+"""Reading a cubin in-process: opcodes, local loads and stores in bytes, registers, stack. About 1 ms, no process, no limit
+to the architectures that a disassembler knows.
+
+An instruction is 16 bytes; its opcode is the low 9 bits. The table is empirical: `tests/tuner/test_cubin.py` compares its
+counts with nvdisasm's. What isn't understood raises `Unreadable`, which becomes the verdict `not_inspectable`: no reading
+must ever look like 'no spills, no fallback'.
+"""
+
+import io
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+# Bits 9 to 11 are the operand form, so that 0x9f0 and 0xdf0 are both HGMMA.
+TENSOR_OPCODES = {0x03C: "HMMA", 0x1F0: "HGMMA", 0x1F3: "QGMMA"}
+UTC_MMA = 0x1EA  # UTCHMMA and UTCQMMA share it; bits 72 and 73 tell them apart
+UTC_KINDS = {0: "UTCHMMA", 3: "UTCQMMA"}
+STORE_LOCAL, LOAD_LOCAL, EXIT = 0x187, 0x183, 0x14D
+LOCAL_WIDTH = np.array([1, 1, 2, 2, 4, 8, 16, 0])  # bytes, by bits 73 to 75; 7 is unknown
+# .nv.info attributes: EIATTR_REGCOUNT and EIATTR_FRAME_SIZE
+REGISTERS, FRAME_SIZE = 0x2F, 0x11
+
+
+class Unreadable(Exception):
+    """A cubin, or an instruction in it, that isn't understood."""
+
+
+@dataclass(frozen=True)
+class CubinFacts:
+    """What one kernel's cubin says. instructions: tensor-core family → count. Bytes are per thread, of static code."""
+
+    arch: int
+    instructions: dict[str, int] = field(default_factory=dict)
+    registers: int = 0
+    stack_bytes: int = 0
+    spill_store_bytes: int = 0
+    spill_load_bytes: int = 0
+    code_instructions: int = 0
+
+
+def read_cubin(cubin: bytes) -> CubinFacts:
+    """Raises Unreadable where the file, a section or a tensor-core instruction isn't understood."""
+    try:
+        elf = ELFFile(io.BytesIO(cubin))
+        arch = _arch(elf.header.e_flags)
+        text = [s for s in elf.iter_sections() if s.name.startswith(".text.")]
+        if len(text) != 1:
+            raise Unreadable(f"{len(text)} code sections; expected one kernel")
+        code = text[0].data()
+        info = [s.data() for s in elf.iter_sections() if s.name == ".nv.info"]
+    except (ELFError, ValueError, KeyError, AttributeError, struct.error, UnicodeDecodeError, OverflowError) as e:
+        raise Unreadable(f"not a readable ELF file: {e}") from None
+    attributes = _attributes(info[0] if info else b"")
+    if REGISTERS not in attributes:
+        raise Unreadable("no register count")
+    low, high = _words(code)
+    opcode = low & 0x1FF
+    if not (opcode == EXIT).any():
+        raise Unreadable("no EXIT instruction: the opcode table doesn't fit this architecture")
+    counts = {name: int((opcode == code).sum()) for code, name in TENSOR_OPCODES.items()}
+    kinds = (high[opcode == UTC_MMA] >> 8) & 3
+    if unknown := set(kinds.tolist()) - set(UTC_KINDS):
+        raise Unreadable(f"tcgen05.mma of unknown kind {sorted(unknown)}")
+    counts |= {name: int((kinds == kind).sum()) for kind, name in UTC_KINDS.items()}
+    return CubinFacts(
+        arch=arch, instructions={name: n for name, n in counts.items() if n}, registers=attributes[REGISTERS],
+        stack_bytes=attributes.get(FRAME_SIZE, 0), spill_store_bytes=_local_bytes(opcode, high, STORE_LOCAL),
+        spill_load_bytes=_local_bytes(opcode, high, LOAD_LOCAL), code_instructions=len(opcode))
+
+
+def _arch(e_flags: int) -> int:
+    """103 from the ELF flags: the second byte since CUDA 12.8's wheel tools, the lowest one before."""
+    for arch in ((e_flags >> 8) & 0xFF, e_flags & 0xFF):
+        if arch in (90, 100, 103):
+            return arch
+    raise Unreadable(f"unknown architecture in ELF flags {e_flags:#x}")
+
+
+def _words(code: bytes) -> tuple[np.ndarray, np.ndarray]:
+    if not code or len(code) % 16:
+        raise Unreadable(f"{len(code)} bytes of code are not 16-byte instructions")
+    words = np.frombuffer(code, "<u8")
+    return words[::2], words[1::2]
+
+
+def _local_bytes(opcode: np.ndarray, high: np.ndarray, which: int) -> int:
+    sizes = ((high[opcode == which] >> np.uint64(9)) & np.uint64(7)).astype(int)
+    if (sizes == 7).any():
+        raise Unreadable("a local load or store of unknown width")
+    return int(LOCAL_WIDTH[sizes].sum())
+
+
+def _attributes(info: bytes) -> dict[int, int]:
+    """Attribute → value of the single kernel, from .nv.info: (format, attribute, size) headers of 4 bytes."""
+    found: dict[int, int] = {}
+    at = 0
+    while at + 4 <= len(info):
+        form, attribute, size = info[at], info[at + 1], struct.unpack_from("<H", info, at + 2)[0]
+        at += 4
+        if form == 4:  # a sized value: (symbol, number) where it is about a kernel
+            if size == 8 and at + 8 <= len(info):
+                found[attribute] = struct.unpack_from("<II", info, at)[1]
+            at += size
+    return found

@@ -1,0 +1,23 @@
+"""Errors of the tuner that a user can cause."""
+
+from ..shapes.errors import UserError
+
+
+class SpaceError(UserError):
+    """A space file that is wrong, or a space in which nothing is legal."""
+
+
+class ReportError(UserError):
+    """A report that can't be read, or an id that isn't in it."""
+
+
+class OutputError(UserError):
+    """A folder that can't be written or read."""
+
+    exit_code = 1
+
+
+class ToolchainError(UserError):
+    """A compiler that is missing, too old for a target, or has other numerics than the recipe pins."""
+
+    exit_code = 1

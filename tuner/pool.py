@@ -1,0 +1,179 @@
+"""Parallel work through one `concurrent.futures.Executor`, so that a cluster's can stand in for the local one.
+
+The local executor keeps warm worker processes, forked from a server that has imported the compiler. A worker that dies or
+hangs costs one task: processor time is bounded by the operating system (a compile loop that never ends gets SIGXCPU),
+however loaded the machine is; waiting without end is bounded by a generous wall clock. Workers ignore Ctrl-C, which is the
+parent's to answer, and die with it.
+"""
+
+import concurrent.futures
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pebble
+
+from ..shapes.errors import UserError
+
+T = TypeVar("T")
+
+CPU_SECONDS = 60  # of one task; the dearest variant seen took 1.3 s
+WALL_SECONDS = 600  # of one task: for a wait that uses no processor time
+MEMORY_BYTES = 8 << 30  # address space of one worker; a warm one holds 0.2 GB
+TASKS_PER_WORKER = 500  # then it is replaced, so that nothing it leaks adds up
+WORKER_BYTES = 512 << 20  # what one worker is reckoned at when their number is chosen
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker that died or was killed, and what that says of its task. timeout: it was out of time."""
+
+    timeout: bool
+    detail: str
+
+
+class ExecutorError(UserError):
+    """An executor that can't be made."""
+
+
+def default_jobs() -> int:
+    """Workers: one a core this process may use, fewer where memory is short."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return max(1, min(cores, available // WORKER_BYTES))
+    return cores
+
+
+class LocalExecutor(concurrent.futures.Executor):
+    """Worker processes on this machine. Memory, processor time and wall time of each task are bounded."""
+
+    def __init__(self, jobs: int, scratch: Path, *, cpu_seconds: float = CPU_SECONDS,
+                 wall_seconds: float = WALL_SECONDS, preload: str = "tune_kernels.tuner.warm") -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([preload])
+        self.wall_seconds = wall_seconds
+        self.pool = pebble.ProcessPool(max_workers=jobs, max_tasks=TASKS_PER_WORKER, context=context,
+                                       initializer=_start_worker, initargs=(str(scratch), cpu_seconds))
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
+        future: concurrent.futures.Future[T] = self.pool.schedule(_bounded, args=(fn, args, kwargs),
+                                                                  timeout=self.wall_seconds)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if cancel_futures:
+            self.pool.stop()
+        else:
+            self.pool.close()
+        if wait:
+            self.pool.join()
+
+
+_cpu_seconds = float(CPU_SECONDS)
+
+
+def _start_worker(scratch: str, cpu_seconds: float) -> None:
+    global _cpu_seconds  # a worker's own setting, made once at its start
+    _cpu_seconds = cpu_seconds
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    tempfile.tempdir = scratch
+
+
+def _bounded(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    """Run one task with its share of processor time: the limit counts the process's whole life, so it moves on."""
+    soft = int(time.process_time() + _cpu_seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+    return fn(*args, **kwargs)
+
+
+def make_executor(name: str | None, jobs: int, scratch: Path) -> concurrent.futures.Executor:
+    """The local executor, or the one that `module:callable` makes when called without arguments.
+
+    Raises:
+        ExecutorError: no such module or callable, or what it makes is no Executor.
+    """
+    if name is None:
+        return LocalExecutor(jobs, scratch)
+    module, _, attribute = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError, TypeError) as e:
+        raise ExecutorError(f"executor {name!r}: {e}", expected="module:callable that returns an Executor") from None
+    if not isinstance(made, concurrent.futures.Executor):
+        raise ExecutorError(f"executor {name!r} made a {type(made).__name__}",
+                            expected="a concurrent.futures.Executor whose workers see the --out folder")
+    return made
+
+
+def run(executor: concurrent.futures.Executor, function: Callable[[Any], T], tasks: Iterable[Any], *,
+        in_flight: int) -> Iterator[tuple[Any, "T | Died"]]:
+    """(task, result) in the order of completion; a task whose worker died gives a `Died`.
+
+    At most `in_flight` tasks are submitted at once. An exception that `function` raises is raised here: tasks report what is
+    wrong with a candidate in their result, so it means that the environment is broken.
+    """
+    waiting: dict[concurrent.futures.Future[T], Any] = {}
+    source = iter(tasks)
+    done = False
+    while waiting or not done:
+        while not done and len(waiting) < in_flight:
+            try:
+                task = next(source)
+            except StopIteration:
+                done = True
+                break
+            waiting[executor.submit(function, task)] = task
+        finished, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in finished:
+            yield waiting.pop(future), _outcome(future)
+
+
+def _outcome(future: "concurrent.futures.Future[T]") -> "T | Died":
+    try:
+        return future.result()
+    except pebble.ProcessExpired as e:
+        if e.exitcode == -signal.SIGXCPU:
+            return Died(True, f"used more than its {CPU_SECONDS} s of processor time")
+        name = signal.Signals(-e.exitcode).name if e.exitcode and e.exitcode < 0 else f"exit code {e.exitcode}"
+        return Died(False, f"the worker died: {name}")
+    except concurrent.futures.TimeoutError:
+        return Died(True, f"did not end within {WALL_SECONDS} s")
+    except MemoryError:
+        return Died(False, f"used more than {MEMORY_BYTES >> 30} GiB of memory")
+
+
+@contextlib.contextmanager
+def scratch_folder(out: Path) -> Iterator[Path]:
+    """A folder for temporary files inside `out`, removed at the end; those of runs that were killed are removed too."""
+    place = out / "tmp"
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.iterdir():
+        owner = old.name.split("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            _remove(old)
+    mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=place))
+    try:
+        yield mine
+    finally:
+        _remove(mine)
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,123 @@
+"""The offline report: one JSON value, read and written here alone, and what a terminal shows of it."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..shapes.fields import nearest
+from .errors import ReportError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = "tune-kernels/offline-report/1"
+FAMILY = "tune-kernels/offline-report/"
+FIELDS = {"schema": str, "toolchain": dict, "model": str, "targets": list, "space": str, "seconds": (int, float),
+          "counts": dict, "variants": list}
+VARIANT_FIELDS = {"id": str, "kernel": str, "kernel_digest": str, "target": str, "shape": dict, "schedule": dict,
+                  "verdict": str, "stage": str, "reasons": list, "warnings": list}
+# Facts of the artefact: null in a variant that was rejected before they were known.
+FACT_FIELDS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns",
+               "blocks_per_sm", "cubin_sha256")
+
+Report = dict[str, Any]
+
+
+def read_report(path: Path) -> Report:
+    """A report from its file, or the folder it lies in.
+
+    Raises:
+        ReportError: no report there; not JSON; another or a newer schema; fields missing or of the wrong kind.
+    """
+    path = path / "report.json" if path.is_dir() else path
+    try:
+        table = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ReportError(f"no report at {path}", expected="report.json, as tune-kernels --offline writes it",
+                          action="run tune-kernels --offline, or name its folder with --out") from None
+    except OSError as e:
+        raise ReportError(f"{path}: {e.strerror}", expected="a readable report.json") from None
+    except (ValueError, RecursionError) as e:
+        raise ReportError(f"{path}: not valid JSON: {e}", expected="a whole report.json",
+                          action="run tune-kernels --offline again: finished work is kept") from None
+    schema = table.get("schema") if isinstance(table, dict) else None
+    if schema != SCHEMA:
+        newer = isinstance(schema, str) and schema.startswith(FAMILY)
+        raise ReportError(f"{path}: schema {schema!r}", expected=repr(SCHEMA),
+                          action="update tune-kernels: this report is another version's" if newer else
+                                 "name the folder or report.json of tune-kernels --offline")
+    _check(table, FIELDS, str(path))
+    for i, variant in enumerate(table["variants"]):
+        if not isinstance(variant, dict):
+            raise ReportError(f"{path}: variant {i} is a {type(variant).__name__}", expected="an object")
+        _check(variant, VARIANT_FIELDS, f"{path}: variant {i}")
+    return table
+
+
+def _check(table: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> None:
+    for name, kind in fields.items():
+        if not isinstance(table.get(name), kind):
+            found = f"is a {type(table[name]).__name__}" if name in table else "is missing"
+            raise ReportError(f"{where}: {name} {found}", expected="a report that tune-kernels --offline wrote")
+
+
+def find_variant(report: Report, variant_id: str) -> dict[str, Any]:
+    """The variant whose id is, or begins with, `variant_id`. Raises ReportError where none or several are."""
+    found: list[dict[str, Any]] = [v for v in report["variants"] if v["id"].startswith(variant_id)]
+    if variant_id and len(found) == 1:
+        return found[0]
+    ids = [v["id"] for v in report["variants"]]
+    if len(found) > 1:
+        raise ReportError(f"{len(found)} variants begin with {variant_id!r}", expected="more of the id",
+                          action=f"for example {', '.join(v['id'] for v in found[:3])}")
+    raise ReportError(f"no variant {variant_id!r} in this report{nearest(variant_id, ids)}",
+                      expected="an id of report.json or report.html", action="run the sweep that has it, or name its "
+                      "folder with --out")
+
+
+def describe_schedule(schedule: Mapping[str, Any]) -> str:
+    """`BLOCK_N 64, BLOCK_K 128, ...`, knobs at their plain defaults left out."""
+    plain: dict[str, Any] = {"split_k": 1, "orientation": "weights_as_m", "row_tile": 16, "blocks_per_sm": 0,
+                             "load": "pointer", "pdl": False, "maxnreg": None}
+    return ", ".join(f"{k} {v}" for k, v in schedule.items() if k not in plain or plain[k] != v)
+
+
+def rejection_counts(variants: list[dict[str, Any]]) -> Counter[str]:
+    """Variants by reason. One that has several reasons counts under its first."""
+    return Counter(v["reasons"][0]["code"] for v in variants if v["reasons"])
+
+
+def print_summary(report: Report, console: "Console", out: Path) -> None:
+    """A table a target: a row a kernel; then what to do next."""
+    from rich.table import Table
+
+    for target in report["targets"]:
+        mine = [v for v in report["variants"] if v["target"] == target]
+        codes = sorted(rejection_counts(mine))
+        table = Table(title=f"{report['model']} on {target}, Triton {report['toolchain']['triton']}",
+                      title_justify="left")
+        for name in ("kernel", "variants", "accepted", *codes):
+            table.add_column(name, justify="left" if name == "kernel" else "right")
+        for kernel in dict.fromkeys(v["kernel"] for v in mine):
+            rows = [v for v in mine if v["kernel"] == kernel]
+            counts = rejection_counts(rows)
+            table.add_row(kernel, str(len(rows)), str(sum(v["verdict"] == "accepted" for v in rows)),
+                          *(str(counts[c] or "") for c in codes))
+        console.print(table)
+    counts = report["counts"]
+    console.print(f"{counts['variants']} variants: {counts['accepted']} accepted ({counts['accepted_cubins']} distinct "
+                  f"artefacts), {counts['rejected']} rejected, {counts['contract']} against a kernel's contract; "
+                  f"{counts['cached']} known before, in {report['seconds']:.1f} s", highlight=False)
+    audit = report["audit"]
+    console.print(f"audit: {audit['sampled']} early rejects compiled to the end, {len(audit['disagreed'])} of them "
+                  "would have been accepted", highlight=False)
+    example = next((v for v in report["variants"] if v["verdict"] != "accepted" and v["reasons"]), None)
+    console.print("next:", highlight=False)
+    console.print(f"  open {out / 'report.html'}", highlight=False, soft_wrap=True)
+    if example:
+        console.print(f"  tune-kernels show {example['id']} --out {out}    why one was rejected", highlight=False,
+                      soft_wrap=True)
+    console.print(f"  take {out} to a GPU machine with Triton {report['toolchain']['triton']}: accepted kernels launch "
+                  "there without compiling", highlight=False, soft_wrap=True)
