@@ -78,7 +78,8 @@ def _file_digest(path: str) -> str:
 
 
 @cache
-def _versions(capability: int) -> tuple[str, str]:
+def toolchain_versions(capability: int) -> tuple[str, str]:
+    """Triton's version and what ptxas says of its own, for a target."""
     import triton
     from triton.backends.nvidia.compiler import get_ptxas_version
 
@@ -94,7 +95,7 @@ def _digest(kernel: Any, signature: Mapping[str, str], constants: Mapping[Any, A
         "constants": sorted((str(k), str(v)) for k, v in constants.items()),
         "attributes": sorted((str(k), str(v)) for k, v in attributes.items() if v),
         "options": {k: str(v) for k, v in sorted(chosen.items())}, "target": capability,
-        "toolchain": _versions(capability),
+        "toolchain": toolchain_versions(capability),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -109,11 +110,12 @@ def source_of(launch: Launch) -> Any:
 
 def compiler_options(launch: Launch, capability: int) -> Any:
     """The full options that Triton makes of a launch's."""
-    return _backend(capability).parse_options({**launch.options, "debug": False, "instrumentation_mode": ""})
+    return backend_of(capability).parse_options({**launch.options, "debug": False, "instrumentation_mode": ""})
 
 
 @cache
-def _backend(capability: int) -> Any:
+def backend_of(capability: int) -> Any:
+    """Triton's NVIDIA backend for a target."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
@@ -144,6 +146,7 @@ def save(bundle: Path, key: str, name: str, metadata: Mapping[str, Any], ptx: st
     files["sha256.json"] = json.dumps({n: sha256(data) for n, data in files.items()}).encode()
     new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
     try:
+        new.chmod(0o755)  # mkdtemp makes folders that only their owner can read
         for file, data in files.items():
             (new / file).write_bytes(data)
         publish(new, folder / key)
@@ -172,6 +175,7 @@ def link(bundle: Path, key: str, same_as: str) -> None:
     folder = bundle / "artefacts"
     new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
     try:
+        new.chmod(0o755)
         for file in (folder / same_as).iterdir():
             os.link(file, new / file.name)
         publish(new, folder / key)
@@ -217,7 +221,7 @@ def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool
             if compile_missing:
                 return compile_anew(src, target=target, options=options, **rest)
             raise BundleError(f"no artefact {key} for {src.name} with {dict(src.constants)}",
-                              expected=f"one in {bundle / 'artefacts'}, made with Triton {_versions(target.arch)[0]}",
+                              expected=f"one in {bundle / 'artefacts'}, made with Triton {toolchain_versions(target.arch)[0]}",
                               action="make the bundle with this Triton: make tune TRITON=VERSION")
         group = {name: str(place / name) for name in read(place) if name.endswith((".json", ".cubin"))}
         return CompiledKernel(src, group, key)
@@ -227,9 +231,9 @@ def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool
 
 def compiler_options_of(options: Mapping[str, Any], capability: int) -> Any:
     """Options as a launch hands them to `compile`, parsed once more, so that they compare with `compiler_options`."""
-    return _backend(capability).parse_options(dict(options))
+    return backend_of(capability).parse_options(dict(options))
 
 
 def default_options(capability: int) -> Any:
     """Triton's own options for a target, before a schedule changes any."""
-    return _backend(capability).parse_options({"enable_fp_fusion": False})
+    return backend_of(capability).parse_options({"enable_fp_fusion": False})

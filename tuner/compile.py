@@ -128,6 +128,7 @@ def write_text(path: Path, text: str) -> None:
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as f:
                 f.write(text)
+            os.chmod(name, 0o666 & ~_umask())
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -136,6 +137,13 @@ def write_text(path: Path, text: str) -> None:
     except OSError as e:
         raise OutputError(f"{path}: {e.strerror or e}", expected="a folder that can be written, with room in it",
                           action="free some space or name another folder with --out; what is finished is kept") from None
+
+
+def _umask() -> int:
+    """This process's umask; mkstemp makes files that only their owner can read."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def read_record(folder: Path, record_key: str) -> Record | None:
@@ -161,8 +169,8 @@ def artefact_bytes(folder: Path, key: str) -> int | None:
         return None
 
 
-def compile_task(task: Task) -> Record:
-    """Compile one variant and write its record. Runs in a worker.
+def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
+    """Compile one variant and write its record. Runs in a worker. to_the_end: even where an early reject is due.
 
     Raises:
         OutputError: the folder can't be written. What a candidate does wrong is in the record.
@@ -173,6 +181,7 @@ def compile_task(task: Task) -> Record:
     wanted = wanted_instructions(task.kernel, task.shape, task.arch)
     launch = launch_of(task.kernel, task.shape, task.schedule, task.numerics)
     work = _Compilation(launch, target, wanted, task.key, folder)
+    work.to_the_end |= to_the_end
     try:
         record = work.run()
     except OSError as e:
@@ -188,12 +197,16 @@ class _Compilation:
 
     def __init__(self, launch: Launch, target: Target, wanted: Instructions, key: str, folder: Path) -> None:
         self.launch, self.target, self.wanted, self.key, self.folder = launch, target, wanted, key, folder
-        self.audit = audited(key)
+        self.to_the_end = audited(key)
         self.record: dict[str, Any] = {"early": []}
         self.stage = "contract"
 
     def run(self) -> Record:
-        with _captured_stderr() as said:
+        from triton import knobs
+
+        with _captured_stderr() as said, knobs.compilation.scope():
+            # Line information would put the checkout's path into the cubin: equal kernels would differ.
+            knobs.compilation.disable_line_info = True
             try:
                 self._front()
                 self._back()
@@ -211,10 +224,10 @@ class _Compilation:
         return Record(stage=self.stage, failures=[dataclasses.asdict(r) for r in reasons], **self.record)
 
     def _early(self, stage: str, reasons: list[inspection.Reason]) -> None:
-        """Stop with these reasons, or, where this variant is audited, note them and go on."""
+        """Stop with these reasons, or, where this variant is compiled to the end, note them and go on."""
         if not reasons:
             return
-        if not self.audit:
+        if not self.to_the_end:
             raise Stop(stage, reasons)
         self.record["early"] += [dataclasses.asdict(r) for r in reasons]
 
@@ -223,7 +236,7 @@ class _Compilation:
         from triton._C.libtriton import ir
 
         capability = self.target.capability
-        backend = bundle._backend(capability)
+        backend = bundle.backend_of(capability)
         self.options = bundle.compiler_options(self.launch, capability)
         source = bundle.source_of(self.launch)
         context = ir.context()
@@ -250,8 +263,8 @@ class _Compilation:
         """Of all that the later stages depend on."""
         text = re.sub(r"^#loc.*$|loc\(.*?\)\)?$", "", self.ttgir, flags=re.MULTILINE)
         chosen = {k: str(v) for k, v in self.options.__dict__.items() if k in AFFECTS_BACKEND}
-        parts = [SCHEMA, self.launch.kernel.__name__, text, chosen, bundle._versions(self.target.capability),
-                 dataclasses.astuple(self.wanted), self.audit, str(self.metadata.get("tensordesc_meta"))]
+        parts = [SCHEMA, self.launch.kernel.__name__, text, chosen, bundle.toolchain_versions(self.target.capability),
+                 dataclasses.astuple(self.wanted), self.to_the_end, str(self.metadata.get("tensordesc_meta"))]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def _back(self) -> None:

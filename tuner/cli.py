@@ -1,0 +1,215 @@
+"""The command line. `--help` imports neither triton nor torch: commands import what they need when they run."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..shapes.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .offline import Progress
+
+SECONDS_A_LINE = 5.0  # between progress lines where the output isn't a terminal
+INTERRUPTED = 130  # the shell's exit code for Ctrl-C
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tune-kernels")
+@click.option("--offline", is_flag=True, help="Compile, inspect and report every schedule; needs no GPU.")
+@click.option("--model", default="qwen2.5-7b", show_default=True, metavar="NAME|PATH",
+              help="A shipped shape, or a Hugging Face config.json.")
+@click.option("--target", "targets", multiple=True, metavar="sm_NN",
+              help="GPU target; repeat for several.  [default: sm_103, sm_100, sm_90]")
+@click.option("--kernel", "kernels", multiple=True, metavar="NAME",
+              help="Kernel of the decode step; repeat for several.  [default: all]")
+@click.option("--space", default="default", show_default=True, metavar="default|wide|FILE",
+              help="Which schedules: a shipped space, or a TOML file of your own.")
+@click.option("--recipe", default="fp8-v1", show_default=True, help="Fixes precisions and numerics flags.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N",
+              help="Worker processes.  [default: one a core, memory allowing]")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("build/offline"), show_default=True,
+              help="Folder of the report and the artefacts; a later run goes on from what is there.")
+@click.option("--fresh", is_flag=True, help="Compile anew what the folder already knows.")
+@click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Spilled bytes a thread that are still accepted.")
+@click.option("--executor", metavar="MODULE:CALLABLE",
+              help="Makes a concurrent.futures.Executor to work on, whose workers see --out.  [default: local processes]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of tables.")
+@click.pass_context
+def cli(context: click.Context, offline: bool, as_json: bool, **options: Any) -> None:
+    """Compile Triton FP8 schedules for LLM decode kernels offline, and show which reach the tensor core.
+
+    \b
+    tune-kernels --offline                              all kernels of Qwen2.5-7B, for B300, B200 and H200
+    tune-kernels --offline --target sm_90 --kernel down
+    tune-kernels show ID                                why a variant was accepted or rejected, with its SASS
+    tune-kernels doctor                                 what works on this machine
+
+    Exit codes: 0 done, 1 nothing survived or a check failed, 2 wrong usage.
+    """
+    if context.invoked_subcommand is not None:
+        if offline:
+            raise click.UsageError(f"--offline and {context.invoked_subcommand} don't go together")
+        return
+    if not offline:
+        click.echo(context.get_help())
+        raise click.exceptions.Exit(2)
+    context.exit(_offline(as_json, **options))
+
+
+def _offline(as_json: bool, model: str, targets: tuple[str, ...], kernels: tuple[str, ...], space: str, recipe: str,
+             jobs: int | None, out: Path, fresh: bool, max_spill_bytes: int, executor: str | None) -> int:
+    from rich.console import Console
+
+    from ..kernels.registry import TUNABLE
+    from .offline import Request, sweep
+    from .report import print_summary
+
+    console = Console(stderr=as_json)
+    request = Request(model=model, kernels=kernels, space=space, recipe=recipe, jobs=jobs or 0, out=out, fresh=fresh,
+                      max_spill_bytes=max_spill_bytes, executor=executor, **({"targets": targets} if targets else {}))
+    with _watcher(console, quiet=as_json) as watch:
+        report = sweep(request, watch)
+    if as_json:
+        click.echo(json.dumps({"report": str(out / "report.json"), "counts": report["counts"], "audit": report["audit"],
+                               "toolchain": report["toolchain"], "seconds": report["seconds"]}))
+    else:
+        print_summary(report, console, out)
+    survived = any(v["verdict"] == "accepted" and v["kernel"] in TUNABLE for v in report["variants"])
+    if not survived:
+        click.echo("nothing survived: every variant was rejected; see the reasons in the report", err=True)
+    if report["audit"]["disagreed"]:
+        click.echo(f"audit failed: {', '.join(report['audit']['disagreed'])} would have been accepted; this is a fault of "
+                   "tune-kernels: please report it", err=True)
+    return 0 if survived and not report["audit"]["disagreed"] else 1
+
+
+class _watcher:  # noqa: N801 - a context manager, used like a function
+    """Shows a sweep's progress: a bar on a terminal, plain lines in a pipe, nothing where quiet."""
+
+    def __init__(self, console: "Console", quiet: bool) -> None:
+        self.console, self.quiet = console, quiet
+        self.bar: Any = None
+        self.last = 0.0
+
+    def __enter__(self) -> "_watcher":
+        return self
+
+    def __call__(self, progress: "Progress") -> None:
+        if self.quiet or not progress.total:
+            return
+        text = f"{progress.accepted} accepted, {progress.rejected} rejected"
+        if not self.console.is_terminal:
+            if time.monotonic() - self.last >= SECONDS_A_LINE or progress.done == progress.total:
+                self.last = time.monotonic()
+                click.echo(f"compiled {progress.done} of {progress.total}: {text}")
+            return
+        if self.bar is None:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self.bar = Progress(TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                                TextColumn("{task.description}"), console=self.console, transient=True)
+            self.bar.start()
+            self.bar.add_task(text, total=progress.total)
+        self.bar.update(self.bar.task_ids[0], completed=progress.done, description=text)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+@cli.command()
+@click.argument("variant_id", metavar="ID")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("build/offline"), show_default=True,
+              help="Folder of the report.")
+@click.option("--sass/--no-sass", default=True, show_default=True, help="Print the whole SASS, not only what decided.")
+@click.option("--ptx", is_flag=True, help="Print the whole PTX too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> None:
+    """Show one variant: schedule, verdict, the lines that decided, and its SASS.
+
+    ID is that of report.json or report.html, or a beginning of it. A variant that was rejected before there was code is
+    compiled to the end for this look.
+    """
+    from .report import describe_schedule, find_variant, read_report
+    from .show import code_of, deciding_lines
+
+    report = read_report(out)
+    variant = find_variant(report, variant_id)
+    problem, code = "", None
+    try:
+        code = code_of(report, variant, out if out.is_dir() else out.parent)
+    except UserError as e:
+        problem = str(e)
+    if as_json:
+        click.echo(json.dumps({**variant, "sass": code and code.sass, "ptx": code and code.ptx, "no_code": problem}))
+        return
+    click.echo(f"{variant['id']}  {variant['kernel']} on {variant['target']}: {variant['verdict']} at {variant['stage']}")
+    click.echo(f"  shape     {', '.join(f'{k} {v}' for k, v in variant['shape'].items())}")
+    click.echo(f"  schedule  {describe_schedule(variant['schedule'])}")
+    for reason in variant["reasons"]:
+        click.echo(f"  {reason['code']}: {reason['detail']}")
+    for warning in variant["warnings"]:
+        click.echo(f"  warning: {warning}")
+    if variant.get("registers") is not None:
+        click.echo(f"  {variant['registers']} registers, {variant['spill_store_bytes']} B spill stores, "
+                   f"{variant['spill_load_bytes']} B spill loads, {variant['stack_bytes']} B stack, "
+                   f"{variant['shared_bytes']:,} B shared, {variant['tmem_columns']} TMEM columns, "
+                   f"{variant['blocks_per_sm']} blocks an SM")
+    click.echo("lines that decided:")
+    for line in dict.fromkeys([*(x for r in variant["reasons"] for x in r["lines"]), *variant.get("lines", [])]):
+        click.echo(f"  {line}")
+    if code is None:
+        click.echo(f"no code: {problem}")
+        return
+    when = f" (compiled now, to the end: it was rejected at {variant['stage']})" if code.compiled_now else ""
+    counts = ", ".join(f"{n} {name}" for name, n in code.counts.items()) or "no tensor-core instruction, no spill"
+    click.echo(f"SASS{when}: {counts}")
+    for line in deciding_lines(code.sass):
+        click.echo(f"  {line}")
+    if ptx:
+        click.echo(code.ptx)
+    if sass:
+        click.echo(code.sass)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Say what works on this machine: toolchain, targets, GPU. Exit 1 where offline work for a target doesn't."""
+    from . import doctor as doctor_module
+
+    findings = doctor_module.examine()
+    if as_json:
+        click.echo(json.dumps(doctor_module.as_json(findings)))
+    else:
+        for f in findings:
+            mark = {True: "ok", False: "NO", None: "--"}[f.ok]
+            click.echo(f"{mark}  {f.what:<18} {f.found.replace(chr(10), chr(10) + ' ' * 23)}")
+    context.exit(1 if any(f.ok is False for f in findings) else 0)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is a message and an exit code, never a traceback."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(e.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted: what was finished is kept; the same command goes on from there", err=True)
+        sys.exit(INTERRUPTED)
+    except UserError as e:
+        click.echo(f"error: {e}", err=True)
+        sys.exit(e.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone; Python would complain while it flushes
+        sys.exit(0)
