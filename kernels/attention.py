@@ -74,7 +74,7 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, sca
         # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
         offs_n = n0 + tile_n
         there = offs_n < length + rows
-        k = tl.load(k_base + n0.to(tl.int64) * stride_kt + (tile_n[None, :] * stride_kt + offs_d[:, None]),
+        k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt + (tile_n[None, :] * stride_kt + offs_d[:, None]),
                     mask=there[None, :], other=0.0)
         s = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e): exp2 is the hardware's exponential
         s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
@@ -84,7 +84,7 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, sca
         p = tl.exp2(s - m_safe[:, None])
         sees = n0 <= last
         l = tl.where(sees, l * alpha + tl.sum(p, 1), l)
-        v = tl.load(v_base + n0.to(tl.int64) * stride_vt + (tile_n[:, None] * stride_vt + offs_d[None, :]),
+        v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt + (tile_n[:, None] * stride_vt + offs_d[None, :]),
                     mask=there[:, None], other=0.0)
         acc = tl.where(sees[:, None], tl.dot(p.to(v.dtype), v, acc * alpha[:, None]), acc)
         m = m_new

@@ -40,6 +40,8 @@ def normalised_source(source: str) -> str:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in skip or (token.type == tokenize.STRING and statement_starts):
             continue
+        if token.type == tokenize.NEWLINE and statement_starts:
+            continue  # of a docstring
         words.append(layout.get(token.type, token.string))
         statement_starts = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     return " ".join(words)

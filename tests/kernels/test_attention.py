@@ -1,0 +1,151 @@
+"""Attention and merge: against fp64 with unlike strides, around every chunk boundary, rows alone and among others."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from helpers import assert_close, assert_same_bytes
+from tune_kernels.kernels.attention import attention, attention_reference, max_rows
+from tune_kernels.kernels.merge import merge, merge_reference
+from tune_kernels.kernels.operation import ContractError
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.schedule import AttentionSchedule, MergeSchedule
+from tune_kernels.shapes.model import AttentionShape
+
+pytestmark = pytest.mark.interpreter
+NUMERICS = load_recipe("fp8-v1").numerics
+CHUNK = 32
+BASE = AttentionSchedule(chunk=CHUNK, TILE=32, BLOCK_N=16, num_stages=2, num_warps=4)
+IN_ORDER = MergeSchedule(BLOCK_D=16, splits=1, num_warps=1)
+ROWS = 5
+
+
+@dataclass(frozen=True)
+class Heads:
+    kv: int
+    group: int
+    dim: int
+
+
+HEADS = [Heads(2, 3, 16), Heads(2, 4, 32), Heads(3, 1, 16)]
+
+
+def cache(heads: Heads, slots: int, device: str, poison_from: int, seed: int = 1) -> tuple[Any, Any]:
+    """k and v with no two strides equal, and NaN in every slot from `poison_from` on."""
+    import torch
+
+    gen = torch.Generator().manual_seed(seed)
+    k = torch.randn(heads.kv, slots, heads.dim + 16, generator=gen).to(device).bfloat16()[:, :, : heads.dim].transpose(0, 1)
+    v = torch.randn(slots, heads.kv, heads.dim + 32, generator=gen).to(device).bfloat16()[:, :, : heads.dim]
+    k[poison_from:] = float("nan")
+    v[poison_from:] = float("nan")
+    assert len({k.stride(0), k.stride(1), v.stride(0), v.stride(1)}) == 4
+    return k, v
+
+
+def queries(heads: Heads, rows: int, device: str) -> Any:
+    import torch
+
+    gen = torch.Generator().manual_seed(2)
+    wide = torch.randn(rows, heads.kv * heads.group, heads.dim + 16, generator=gen)
+    return wide.to(device).bfloat16()[:, :, : heads.dim]
+
+
+def run(q: Any, k: Any, v: Any, length: int, device: str, schedule: AttentionSchedule = BASE,
+        merging: MergeSchedule = IN_ORDER, extra_chunks: int = 0) -> Any:
+    import torch
+
+    chunks = (length + q.shape[0] - 1) // schedule.chunk + 1 + extra_chunks
+    where = torch.tensor([length], dtype=torch.int32, device=device)
+    partials = attention(q, k, v, where, chunks=chunks, schedule=schedule, numerics=NUMERICS)
+    return merge(*partials, where, rows=q.shape[0], chunk=schedule.chunk, schedule=merging, numerics=NUMERICS)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("length", [0, 1, 14, 30, 31, 32, 33, 62, 63, 64, 65])
+def test_attention_equals_fp64_around_chunk_edges(heads: Heads, length: int, device: str) -> None:
+    """Decoding 3 and 24: lengths across each chunk boundary, V addressed with its own strides."""
+    k, v = cache(heads, 96, device, poison_from=length + ROWS)
+    q = queries(heads, ROWS, device)
+    found = run(q, k, v, length, device)
+    assert_close(found, attention_reference(q, k, v, length), rms=6e-3, worst=5e-2, what=f"{heads} length {length}")
+
+
+@pytest.mark.parametrize("length", [0, 13, 27, 28, 31, 32, 60, 63, 64])
+def test_rows_alone_and_among_others(length: int, device: str) -> None:
+    """Row r of a launch equals a launch of that row alone at its position: chunks and masks follow the row, not the launch."""
+    heads = HEADS[0]
+    k, v = cache(heads, 96, device, poison_from=length + 9)
+    q = queries(heads, 9, device)
+    whole = run(q, k, v, length, device)
+    for r in range(9):
+        alone = run(q[r:r + 1], k, v, length + r, device)
+        assert_same_bytes(alone[0], whole[r], f"length {length}, row {r}")
+    for rows in (2, 5):
+        assert_same_bytes(run(q[:rows], k, v, length, device), whole[:rows], f"length {length}, {rows} rows")
+
+
+@pytest.mark.parametrize("splits", [1, 4, 16])
+def test_an_empty_chunk_adds_exactly_nothing(splits: int, device: str) -> None:
+    """Nor does a larger buffer: the capacity doesn't reach the bits."""
+    heads = HEADS[0]
+    k, v = cache(heads, 192, device, poison_from=45)
+    q = queries(heads, ROWS, device)
+    merging = replace(IN_ORDER, splits=splits)
+    plain = run(q, k, v, 40, device, merging=merging)
+    for extra in (1, 4):
+        assert_same_bytes(run(q, k, v, 40, device, merging=merging, extra_chunks=extra), plain, f"{extra} more chunks")
+
+
+def test_what_stands_past_the_cursor_never_shows(device: str) -> None:
+    """Poisoned slots: 0 x NaN is NaN, so loads are masked, not scores alone."""
+    heads = HEADS[0]
+    q = queries(heads, ROWS, device)
+    clean = run(q, *cache(heads, 96, device, poison_from=96), 40, device)
+    assert_same_bytes(run(q, *cache(heads, 96, device, poison_from=45), 40, device), clean)
+
+
+@pytest.mark.parametrize("merging", [MergeSchedule(16, 1, 1), MergeSchedule(16, 8, 4), MergeSchedule(16, 64, 4)], ids=str)
+def test_merge_equals_fp64(merging: MergeSchedule, device: str) -> None:
+    """Chunks of very different weight, some empty for some rows."""
+    import torch
+
+    gen = torch.Generator().manual_seed(5)
+    chunks, heads, dim, chunk = 7, 3, 32, 32
+    acc = torch.randn(chunks, 16, heads, dim, generator=gen).to(device)
+    m = (torch.randn(chunks, 16, heads, generator=gen) * 8).to(device)
+    l = torch.rand(chunks, 16, heads, generator=gen).to(device) + 0.5
+    length = torch.tensor([30 + 3 * chunk], dtype=torch.int32, device=device)
+    found = merge(acc, m, l, length, rows=ROWS, chunk=chunk, schedule=merging, numerics=NUMERICS)
+    assert_close(found, merge_reference(acc, m, l, int(length), rows=ROWS, chunk=chunk), rms=4e-3, worst=4e-2)
+
+
+def test_one_chunk_passes_through_unscaled(device: str) -> None:
+    """The bytes of acc / l, rounded once."""
+    import torch
+
+    gen = torch.Generator().manual_seed(6)
+    acc = torch.randn(1, 16, 2, 32, generator=gen).to(device)
+    m = torch.randn(1, 16, 2, generator=gen).to(device)
+    l = torch.rand(1, 16, 2, generator=gen).to(device) + 0.5
+    length = torch.tensor([3], dtype=torch.int32, device=device)
+    found = merge(acc, m, l, length, rows=4, chunk=32, schedule=IN_ORDER, numerics=NUMERICS)
+    assert_same_bytes(found, (acc[0, :4] / l[0, :4, :, None]).bfloat16())
+
+
+def test_too_many_rows_for_the_tile_are_refused(device: str) -> None:
+    heads = HEADS[1]
+    assert max_rows(AttentionShape(8, 2, 32), BASE) == 8
+    k, v = cache(heads, 96, device, poison_from=96)
+    with pytest.raises(ContractError, match="9 rows"):
+        run(queries(heads, 9, device), k, v, 10, device)
+
+
+def test_unaligned_strides_are_refused(device: str) -> None:
+    import torch
+
+    heads = HEADS[0]
+    k, _ = cache(heads, 96, device, poison_from=96)
+    v = torch.zeros(96, heads.kv, heads.dim + 8, dtype=torch.bfloat16, device=device)[:, :, : heads.dim]
+    with pytest.raises(ContractError, match="stride_v"):
+        run(queries(heads, 2, device), k, v, 10, device)

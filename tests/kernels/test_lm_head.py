@@ -1,0 +1,99 @@
+"""The head: argmax and logits are one computation; ties go to the lowest id."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from helpers import assert_close, assert_same_bytes, strided
+from tune_kernels.kernels.lm_head import lm_head, lm_head_logits, lm_head_reference
+from tune_kernels.kernels.operation import ContractError
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.schedule import HeadSchedule
+
+pytestmark = pytest.mark.interpreter
+NUMERICS = load_recipe("fp8-v1").numerics
+BASE = HeadSchedule(BLOCK_N=32, BLOCK_K=32, num_stages=2, num_warps=4)
+
+
+@dataclass(frozen=True)
+class Case:
+    N: int
+    K: int
+    schedule: HeadSchedule = BASE
+
+
+CASES = [Case(128, 64), Case(100, 64), Case(1000, 48), Case(96, 80), Case(128, 64, replace(BASE, row_tile=8))]
+
+
+def operands(case: Case, rows: int, device: str) -> tuple[Any, Any]:
+    import torch
+
+    gen = torch.Generator().manual_seed(case.N + case.K)
+    x = torch.randn(rows, case.K, generator=gen).bfloat16().to(device)
+    w = torch.randn(case.N, case.K, generator=gen).bfloat16().to(device)
+    return strided(x, 16), strided(w, 32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logits_equal_fp64_and_argmax_is_theirs(case: Case, device: str) -> None:
+    x, w = operands(case, 5, device)
+    logits = lm_head_logits(x, w, schedule=case.schedule, numerics=NUMERICS)
+    assert_close(logits, lm_head_reference(x, w), rms=1e-5, worst=1e-4)
+    token = lm_head(x, w, schedule=case.schedule, numerics=NUMERICS)
+    assert_same_bytes(token.long(), logits.argmax(1))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows_alone_and_among_others(case: Case, device: str) -> None:
+    most = min(9, case.schedule.row_tile)
+    x, w = operands(case, most, device)
+    whole = lm_head_logits(x, w, schedule=case.schedule, numerics=NUMERICS)
+    tokens = lm_head(x, w, schedule=case.schedule, numerics=NUMERICS)
+    for first, rows in [(0, 1), (0, 2), (0, most - 1), (most - 1, 1), (3, 4)]:
+        part = x[first:first + rows]
+        assert_same_bytes(lm_head_logits(part, w, schedule=case.schedule, numerics=NUMERICS), whole[first:first + rows])
+        assert_same_bytes(lm_head(part, w, schedule=case.schedule, numerics=NUMERICS), tokens[first:first + rows])
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (3, 31), (31, 32), (5, 70), (63, 64), (40, 99)])
+def test_a_tie_goes_to_the_lowest_id(first: int, second: int, device: str) -> None:
+    """Decoding 4: an exact tie between two logits, inside a block, at its edge and across blocks."""
+    import torch
+
+    w = torch.zeros(100, 64, dtype=torch.bfloat16, device=device)
+    w[first] = w[second] = 1.0
+    x = torch.ones(3, 64, dtype=torch.bfloat16, device=device)
+    token = lm_head(x, w, schedule=BASE, numerics=NUMERICS)
+    logits = lm_head_logits(x, w, schedule=BASE, numerics=NUMERICS)
+    assert token.tolist() == [first] * 3 == logits.argmax(1).tolist()
+
+
+def test_minus_zero_ties_with_zero_and_nan_never_wins(device: str) -> None:
+    import torch
+
+    x = torch.zeros(1, 64, dtype=torch.bfloat16, device=device)
+    x[0, 0] = 1.0
+    w = torch.full((64, 64), -1.0, dtype=torch.bfloat16, device=device)
+    w[7, 0], w[50, 0] = -0.0, 0.0
+    w[:, 1:] = 0.0
+    assert lm_head(x, w, schedule=BASE, numerics=NUMERICS).tolist() == [7]
+    w[3, 0] = float("nan")
+    assert lm_head(x, w, schedule=BASE, numerics=NUMERICS).tolist() == [7]
+
+
+def test_more_blocks_than_one_reduction_tile(device: str) -> None:
+    import torch
+
+    w = torch.zeros(16 * 300, 16, dtype=torch.bfloat16, device=device)
+    w[4500] = w[4790] = 2.0
+    x = torch.ones(2, 16, dtype=torch.bfloat16, device=device)
+    small = HeadSchedule(BLOCK_N=16, BLOCK_K=16, num_stages=2, num_warps=4)
+    assert lm_head(x, w, schedule=small, numerics=NUMERICS).tolist() == [4500, 4500]
+
+
+def test_wrong_operands_are_refused(device: str) -> None:
+    x, w = operands(CASES[0], 5, device)
+    with pytest.raises(ContractError, match="bfloat16"):
+        lm_head(x.float(), w, schedule=BASE, numerics=NUMERICS)
+    with pytest.raises(ContractError, match="17 rows"):
+        lm_head(operands(CASES[0], 17, device)[0], w, schedule=BASE, numerics=NUMERICS)

@@ -1,0 +1,89 @@
+"""Schedules and recipes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tune_kernels.kernels import registry
+from tune_kernels.schedules.errors import ScheduleError
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.schedule import (
+    AttentionSchedule,
+    LinearSchedule,
+    check_knob,
+    knobs,
+    schedule_from_dict,
+    schedule_id,
+    schedule_to_dict,
+)
+from tune_kernels.shapes.model import load_model_shape, shipped_names
+from tune_kernels.shapes.target import ARCHES
+
+RECIPE = load_recipe("fp8-v1")
+
+
+@given(st.builds(LinearSchedule, *[st.integers(1, 512)] * 4, split_k=st.integers(1, 8),
+                 orientation=st.sampled_from(["weights_as_m", "activations_as_m"]), row_tile=st.sampled_from([8, 16]),
+                 blocks_per_sm=st.integers(0, 8), load=st.sampled_from(["pointer", "tma"]), pdl=st.booleans(),
+                 maxnreg=st.none() | st.integers(24, 255)))
+def test_a_schedule_survives_its_dict(schedule: LinearSchedule) -> None:
+    again = schedule_from_dict(LinearSchedule, schedule_to_dict(schedule), "test")
+    assert again == schedule
+    assert schedule_id(again) == schedule_id(schedule)
+
+
+@given(st.sampled_from(knobs(LinearSchedule)), st.integers(1, 512))
+def test_the_id_changes_with_every_knob(knob: str, value: int) -> None:
+    """So that a hand edit shows."""
+    one = LinearSchedule(64, 128, 4, 4)
+    other = replace(one, **{knob: value})
+    assert (schedule_id(one) == schedule_id(other)) == (one == other)
+
+
+@pytest.mark.parametrize(("knob", "value", "problem"), [
+    ("BLOCK_M", 64, "did you mean"), ("BLOCK_N", "64", "a whole number"), ("BLOCK_N", 0, "positive"),
+    ("BLOCK_N", True, "a whole number"), ("pdl", 1, "true or false"), ("load", "texture", "pointer, tma"),
+    ("orientation", "swapped", "weights_as_m"), ("BLOCK_N", None, "a whole number"), ("BLOCK_N", 64.0, "a whole number"),
+    ("split_k", 2**40, "positive number"),
+])
+def test_a_wrong_knob_is_named(knob: str, value: object, problem: str) -> None:
+    found = check_knob(LinearSchedule, knob, value)
+    assert found is not None
+    assert problem in found
+
+
+def test_a_missing_knob_is_named() -> None:
+    with pytest.raises(ScheduleError, match="BLOCK_N is missing"):
+        schedule_from_dict(AttentionSchedule, {"chunk": 256, "TILE": 64, "num_stages": 2, "num_warps": 4}, "test")
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("model", shipped_names())
+def test_recipe_defaults_fit_every_shipped_model(model: str, arch: str) -> None:
+    shapes = load_model_shape(model).kernel_shapes()
+    for kernel, shape in shapes.items():
+        schedule = registry.default_schedule(RECIPE, kernel, arch)
+        assert registry.operation(kernel).contract(shape, schedule) is None, kernel
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_recipe_defaults_keep_the_recipe(arch: str) -> None:
+    """Row tile, KV chunk and split-K partition are the recipe's: they set the order of the sums."""
+    for kernel, table in RECIPE.defaults[arch].items():
+        if kernel in RECIPE.split_k:
+            assert table.get("split_k", 1) == RECIPE.split_k[kernel], kernel
+        assert table.get("row_tile", RECIPE.row_tile) == RECIPE.row_tile
+        assert table.get("chunk", RECIPE.kv_chunk) == RECIPE.kv_chunk
+
+
+def test_an_unknown_recipe_says_what_there_is() -> None:
+    with pytest.raises(ScheduleError, match="fp8-v1"):
+        load_recipe("fp8-v0")
+
+
+def test_recipes_are_called_what_their_files_are() -> None:
+    folder = Path(__file__).parents[2] / "schedules" / "recipes"
+    for path in folder.glob("*.toml"):
+        assert load_recipe(path.stem).name == path.stem
