@@ -1,8 +1,9 @@
 """report.html: one file that works from disk, with no network.
 
-The summary is plain HTML, rendered here. The variants are embedded once, as JSON, and the page's own script shows them:
-25,000 rows of HTML would be slow to open. Text from compilers may hold anything, so the template escapes by default, the
-JSON has no `<`, `>` or `&`, the script sets text and never markup, and the page's policy lets no other script run.
+The summary is plain HTML, rendered here. The variants are embedded once, as JSON, and the page's own script shows them,
+a hundred at a time: 25,000 rows of HTML would be slow to open. Text from compilers may hold anything, so the template
+escapes by default, the JSON has no `<`, `>` or `&`, the script sets text and never markup, and the page's policy lets
+no other script run and nothing be fetched.
 The same report gives the same bytes, whether it comes from a sweep or was read back from its file.
 """
 
@@ -61,14 +62,14 @@ def render_report(report: Report) -> str:
     variants, targets = report["variants"], report["targets"]
     script, style = _source("report.js"), _source("report.css")
     return environment.get_template("report.html").render(
-        report=report, kernels=list(dict.fromkeys(v["kernel"] for v in variants)), accepted=_accepted(variants, targets),
-        rejected=_rejected(variants, targets), toolchain=_toolchain(report["toolchain"], targets),
-        columns=3 + max(len(targets), 1), data=Markup(_embeddable(_payload(variants))), script=Markup(script),
-        style=Markup(style), script_hash=_policy_hash(script), style_hash=_policy_hash(style))
+        report=report, kernels=list(dict.fromkeys(v["kernel"] for v in variants)),
+        accepted=_accepted(variants, targets), rejected=_rejected(variants, targets),
+        toolchain=_toolchain(report["toolchain"], targets), data=Markup(_embeddable(_payload(variants))),
+        script=Markup(script), style=Markup(style), script_hash=_policy_hash(script), style_hash=_policy_hash(style))
 
 
 def _source(name: str) -> str:
-    """A file that goes into the page as it is. Not a Jinja include: `{#` and `{{` are ordinary in CSS and JavaScript."""
+    """A file that goes into the page as it is, not as a Jinja include: `{#` and `{{` are ordinary in CSS and JS."""
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
@@ -131,7 +132,7 @@ def _payload(variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     known: dict[str, int] = {}
 
     def share(value: Any) -> int:
-        key = json.dumps(value, sort_keys=False)
+        key = json.dumps(value)
         if key not in known:
             known[key] = len(shared)
             shared.append(value)
@@ -145,7 +146,8 @@ def _payload(variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rows = []
     for v in variants:
         schedule = pairs(v["schedule"])
-        reasons = [[r["code"], share(r["detail"]), [share(line) for line in r.get("lines") or ()]] for r in v["reasons"]]
+        reasons = [[r["code"], share(r["detail"]), [share(line) for line in r.get("lines") or ()]]
+                   for r in v["reasons"]]
         rest = describe_schedule({k: value for k, value in schedule if k not in KNOB_COLUMNS})
         rows.append([*(v.get(name) for name in PLAIN_FIELDS), v.get("instructions"), share(pairs(v["shape"])),
                      share(schedule), share(rest), reasons, [share(w) for w in v["warnings"]],

@@ -82,7 +82,8 @@
   // ---- filter and sort ----
 
   const matcher = (s) => {
-    const terms = s.q.toLowerCase().split(/\s+/).filter(Boolean).map((term) => (/\w=\w/.test(term) ? ` ${term} ` : term));
+    const words = s.q.toLowerCase().split(/\s+/).filter(Boolean);
+    const terms = words.map((word) => (/\w=\w/.test(word) ? ` ${word} ` : word));
     return (v) => FILTERS.every((name) => !s[name] || v[name] === s[name])
       && terms.every((term) => haystack(v).includes(term));
   };
@@ -105,9 +106,10 @@
     made.append(...children);
     return made;
   };
-  const grouped = (n, digits = 0) => n.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const grouped = (n, digits = 0) =>
+    n.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   const shown = (value) => (value === null || value === undefined ? "–" : String(value));
-  const cellClass = (column) => [column.key, column.number ? "number" : "", GROUP_STARTS.has(column.key) ? "group" : ""].join(" ").trim();
+  const cellClass = ({ key, number }) => key + (number ? " number" : "") + (GROUP_STARTS.has(key) ? " group" : "");
 
   const makeHead = () => {
     for (const column of COLUMNS) {
@@ -133,7 +135,8 @@
       if (typeof value === "number") cell.textContent = grouped(value, column.digits);
       else if (value !== null && value !== undefined) cell.textContent = value;
       if (column.key === "verdict") cell.classList.add(`verdict-${v.verdict === "accepted" ? "accepted" : "rejected"}`);
-      if (column.key === "reason" && v.reasons.length > 1) cell.append(element("small", {}, ` +${v.reasons.length - 1}`));
+      const more = v.reasons.length - 1;
+      if (column.key === "reason" && more > 0) cell.append(element("small", {}, ` +${more}`));
       row.append(cell);
     }
     return row;
@@ -146,8 +149,8 @@
 
   const block = (title, ...children) => element("section", {}, element("h3", {}, title), ...children);
   const listing = (lines) => element("pre", {}, ...lines.map((line) => element("span", {}, line)));
-  const pairs = (entries, className = "") =>
-    element("dl", { className }, ...entries.map(([k, value]) => element("div", {}, element("dt", {}, k), element("dd", {}, shown(value)))));
+  const pair = ([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, shown(value)));
+  const pairs = (entries, className = "") => element("dl", { className }, ...entries.map(pair));
 
   const makeDetail = (v) => {
     const left = element("div"), right = element("div");
@@ -155,20 +158,21 @@
     const reasons = v.reasons.map(([code, detail, numbers]) => {
       const lines = linesOf(numbers);
       lines.forEach((line) => told.add(line));
-      return element("div", {}, element("p", {}, element("span", { className: "code" }, code), ` ${data.shared[detail]}`),
-        ...(lines.length ? [listing(lines)] : []));
+      const said = element("p", {}, element("span", { className: "code" }, code), ` ${data.shared[detail]}`);
+      return element("div", {}, said, ...(lines.length ? [listing(lines)] : []));
     });
     if (reasons.length) left.append(block("Rejected because", ...reasons));
     const lines = linesOf(v.lines).filter((line) => !told.has(line));
-    const title = told.size ? "Also in the TTGIR, the PTX and the ptxas log" : "Lines of the TTGIR, the PTX and the ptxas log";
-    if (lines.length) left.append(block(title, listing(lines)));
+    const source = "the TTGIR, the PTX and the ptxas log";
+    if (lines.length) left.append(block(`${told.size ? "Also in" : "Lines of"} ${source}`, listing(lines)));
     if (v.warnings.length) left.append(block("Warnings", listing(linesOf(v.warnings))));
     left.append(block("In a terminal (with --out, where the report isn't in build/offline)",
       element("pre", { className: "command" }, `tune-kernels show ${v.id}`)));
     right.append(block("Schedule", pairs(v.schedule)), block("Shape", pairs(v.shape)),
-      block("Reached", pairs([["stage", v.stage], ["spill_store_bytes", v.spill_store_bytes], ["spill_load_bytes", v.spill_load_bytes]])),
-      block("Digests", pairs([["kernel", v.kernel_digest], ["artefact", v.artefact], ["cubin SHA-256", v.cubin_sha256]], "wide")),
-      element("section", {}, element("a", { className: "jump", href: `#open=${encodeURIComponent(v.id)}` }, "Link to this variant")));
+      block("Reached", pairs(["stage", "spill_store_bytes", "spill_load_bytes"].map((name) => [name, v[name]]))),
+      block("Digests", pairs(["kernel_digest", "artefact", "cubin_sha256"].map((name) => [name, v[name]]), "wide")));
+    const href = `#open=${encodeURIComponent(v.id)}`;
+    right.append(element("section", {}, element("a", { className: "jump", href }, "Link to this variant")));
     const cell = element("td", { colSpan: COLUMNS.length }, element("div", { className: "detail-body" }, left, right));
     return element("tr", { className: "detail", id: `detail-${v.id}` }, cell);
   };
@@ -216,7 +220,8 @@
     else byId("body").append(makeEmpty());
     for (const row of rows) if (state.open.includes(row.dataset.id)) setOpen(row, true);
     for (const column of COLUMNS) {
-      column.head.setAttribute("aria-sort", column.key !== state.sort ? "none" : state.dir === "desc" ? "descending" : "ascending");
+      const order = state.dir === "desc" ? "descending" : "ascending";
+      column.head.setAttribute("aria-sort", column.key === state.sort ? order : "none");
     }
     for (const name of ["q", ...FILTERS]) {
       if (byId(name).value !== state[name]) byId(name).value = state[name];
@@ -260,11 +265,14 @@
     button.focus();
   };
 
+  const withModifier = (event) => event.altKey || event.ctrlKey || event.metaKey;
+
   const moveFocus = (event) => {
     const row = event.target.closest("tr.variant");
     const rows = row ? [...byId("body").querySelectorAll("tr.variant")] : [];
-    const to = { ArrowDown: rows.indexOf(row) + 1, ArrowUp: rows.indexOf(row) - 1, Home: 0, End: rows.length - 1 }[event.key];
-    if (to === undefined || !rows[to] || event.altKey || event.ctrlKey || event.metaKey) return;
+    const at = rows.indexOf(row);
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1 }[event.key];
+    if (!rows[to] || withModifier(event)) return;
     event.preventDefault();
     focusRow(rows[to]);
   };
@@ -279,7 +287,10 @@
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
   byId("q").addEventListener("input", () => change({ q: byId("q").value }));
   for (const name of FILTERS) byId(name).addEventListener("change", () => change({ [name]: byId(name).value }));
-  byId("clear").addEventListener("click", () => { change({ q: "", kernel: "", target: "", verdict: "", reason: "" }); byId("q").focus(); });
+  byId("clear").addEventListener("click", () => {
+    change({ q: "", kernel: "", target: "", verdict: "", reason: "" });
+    byId("q").focus();
+  });
   byId("previous").addEventListener("click", () => change({ page: state.page - 1 }));
   byId("next").addEventListener("click", () => change({ page: state.page + 1 }));
   byId("body").addEventListener("keydown", moveFocus);
@@ -294,7 +305,7 @@
     if (!link.hash.includes("open=")) setTimeout(() => byId("variants").scrollIntoView(), 0);
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key !== "/" || event.target.matches("input, select") || withModifier(event)) return;
     event.preventDefault();
     byId("q").focus();
   });
