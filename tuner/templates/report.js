@@ -8,13 +8,13 @@
   const FILTERS = ["kernel", "target", "verdict", "reason"];
 
   const text = (key, label = key) => ({ key, label });
-  const number = (key, label = key, digits = 0) => ({ key, label, number: true, digits });
+  const number = (key, label = key) => ({ key, label, number: true });
   const COLUMNS = [
     text("id"), text("kernel"), text("target"), text("verdict"), text("reason"),
     ...data.knobs.map((knob) => number(knob)), text("rest", "other knobs"),
     text("instruction"), number("registers"), number("spill_bytes", "spill B"), number("stack_bytes", "stack B"),
     number("shared_bytes", "shared B"), number("tmem_columns", "TMEM columns"), number("blocks_per_sm", "blocks/SM"),
-    number("compile_ms", "compile ms", 1),
+    number("compile_ms", "compile ms"),
   ];
   const TITLES = {
     reason: "The first reason; an opened row has them all", rest: "Knobs that differ from their plain default",
@@ -106,8 +106,7 @@
     made.append(...children);
     return made;
   };
-  const grouped = (n, digits = 0) =>
-    n.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const grouped = (n) => n.toLocaleString("en-US", { maximumFractionDigits: 0 });
   const shown = (value) => (value === null || value === undefined ? "–" : String(value));
   const cellClass = ({ key, number }) => key + (number ? " number" : "") + (GROUP_STARTS.has(key) ? " group" : "");
 
@@ -124,6 +123,10 @@
     }
   };
 
+  // `TILE 64, chunk 256`, which may break between knobs but not inside one.
+  const wholeKnobs = (rest) =>
+    rest.split(", ").flatMap((knob, i) => [...(i ? [", "] : []), element("span", {}, knob)]);
+
   const makeRow = (v) => {
     const button = element("button", { type: "button", tabIndex: -1 }, v.id);
     const row = element("tr", { className: "variant" }, element("th", { scope: "row" }, button));
@@ -132,7 +135,8 @@
     for (const column of COLUMNS.slice(1)) {
       const value = v[column.key];
       const cell = element("td", { className: cellClass(column) });
-      if (typeof value === "number") cell.textContent = grouped(value, column.digits);
+      if (typeof value === "number") cell.textContent = grouped(value);
+      else if (column.key === "rest") cell.append(...wholeKnobs(value));
       else if (value !== null && value !== undefined) cell.textContent = value;
       if (column.key === "verdict") cell.classList.add(`verdict-${v.verdict === "accepted" ? "accepted" : "rejected"}`);
       const more = v.reasons.length - 1;
