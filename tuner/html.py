@@ -1,7 +1,155 @@
-"""report.html: one file that works from disk."""
+"""report.html: one file that works from disk, with no network.
 
-from .report import Report
+The summary is plain HTML, rendered here. The variants are embedded once, as JSON, and the page's own script shows them,
+a hundred at a time: 25,000 rows of HTML would be slow to open. Text from compilers may hold anything, so the template
+escapes by default, the JSON has no `<`, `>` or `&`, the script sets text and never markup, and the page's policy lets
+no other script run and nothing be fetched.
+The same report gives the same bytes, whether it comes from a sweep or was read back from its file.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+from markupsafe import Markup
+
+from .report import FACT_FIELDS, Report, describe_schedule, rejection_counts
+
+TEMPLATES = Path(__file__).parent / "templates"
+KNOB_COLUMNS = ("BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "split_k")  # the other knobs share one column
+PLAIN_FIELDS = ("id", "kernel", "target", "verdict", "stage", "kernel_digest", "artefact", "compile_ms", *FACT_FIELDS)
+SHADES = 4
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A count in a summary table. query: the filter that a click sets, in the form of the page's URL hash."""
+
+    count: int
+    total: int
+    query: str
+
+    @property
+    def shade(self) -> int:
+        """0 where none is accepted, then 1 to SHADES by the share that is."""
+        return 1 + min(SHADES - 1, SHADES * self.count // self.total) if self.count else 0
+
+    @property
+    def percent(self) -> int:
+        return round(100 * self.count / self.total) if self.total else 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a summary table: its name, a cell a target, and all of them together."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    total: Cell
 
 
 def render_report(report: Report) -> str:
-    return ""
+    """The page, as the text of one HTML file."""
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
+                                     lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters["count"] = lambda n: f"{n:,}" if isinstance(n, int) else "–"
+    variants, targets = report["variants"], report["targets"]
+    script, style = _source("report.js"), _source("report.css")
+    return environment.get_template("report.html").render(
+        report=report, kernels=list(dict.fromkeys(v["kernel"] for v in variants)),
+        accepted=_accepted(variants, targets), rejected=_rejected(variants, targets),
+        toolchain=_toolchain(report["toolchain"], targets), data=Markup(_embeddable(_payload(variants))),
+        script=Markup(script), style=Markup(style), script_hash=_policy_hash(script), style_hash=_policy_hash(style))
+
+
+def _source(name: str) -> str:
+    """A file that goes into the page as it is, not as a Jinja include: `{#` and `{{` are ordinary in CSS and JS."""
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _policy_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _embeddable(value: Any) -> str:
+    """JSON that can stand inside a script element: nothing in it can end the element or open a comment."""
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _accepted(variants: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> list[Row]:
+    """Accepted of all, by kernel and target; the last row is the sum."""
+    def cell(kernel: str, target: str) -> Cell:
+        mine = [v["verdict"] for v in variants if kernel in ("", v["kernel"]) and target in ("", v["target"])]
+        return Cell(mine.count("accepted"), len(mine), _query(kernel=kernel, target=target))
+
+    names = [*dict.fromkeys(v["kernel"] for v in variants), ""]
+    return [Row(name, tuple(cell(name, t) for t in targets), cell(name, "")) for name in names]
+
+
+def _rejected(variants: Sequence[dict[str, Any]], targets: Sequence[str]) -> list[Row]:
+    """Rejected, by reason and target, the most frequent reason first."""
+    counts = {t: rejection_counts([v for v in variants if v["target"] == t]) for t in targets}
+    whole = rejection_counts(list(variants))
+    return [Row(code, tuple(Cell(counts[t][code], whole.total(), _query(reason=code, target=t)) for t in targets),
+                Cell(n, whole.total(), _query(reason=code)))
+            for code, n in sorted(whole.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def _query(**filters: str) -> str:
+    return urlencode({name: value for name, value in filters.items() if value})
+
+
+def _toolchain(toolchain: Mapping[str, Any], targets: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(name, a value a target), or (name, one value) where it is the same for all by its nature."""
+    def row(name: str, value: Any) -> tuple[str, list[str]]:
+        if isinstance(value, Mapping):
+            return name, [_shown(value.get(t)) for t in targets]
+        return name, [_shown(value)]
+
+    first = ("triton", "ptxas", "nvdisasm")
+    rows = [row({"triton": "Triton"}.get(name, name), toolchain[name]) for name in first if name in toolchain]
+    rows += [row(name, value) for name, value in sorted(toolchain.items()) if name not in (*first, "flags")]
+    return rows + [row(name, value) for name, value in sorted(toolchain.get("flags", {}).items())]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _payload(variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the script reads: a list a variant, in the order of `fields`. Values that many variants share (schedules,
+    shapes, lines) are numbers that point into `shared`: half the size, and one copy of each in memory."""
+    shared: list[Any] = []
+    known: dict[str, int] = {}
+
+    def share(value: Any) -> int:
+        key = json.dumps(value)
+        if key not in known:
+            known[key] = len(shared)
+            shared.append(value)
+        return known[key]
+
+    def pairs(table: Mapping[str, Any]) -> list[Any]:
+        order = [k for k in KNOB_COLUMNS if k in table] + sorted(k for k in table if k not in KNOB_COLUMNS)
+        return [[k, table[k]] for k in order]
+
+    fields = [*PLAIN_FIELDS, "instructions", "shape", "schedule", "rest", "reasons", "warnings", "lines"]
+    rows = []
+    for v in variants:
+        schedule = pairs(v["schedule"])
+        reasons = [[r["code"], share(r["detail"]), [share(line) for line in r.get("lines") or ()]]
+                   for r in v["reasons"]]
+        rest = describe_schedule({k: value for k, value in schedule if k not in KNOB_COLUMNS})
+        rows.append([*(v.get(name) for name in PLAIN_FIELDS), v.get("instructions"), share(pairs(v["shape"])),
+                     share(schedule), share(rest), reasons, [share(w) for w in v["warnings"]],
+                     [share(line) for line in v.get("lines") or ()]])
+    return {"knobs": KNOB_COLUMNS, "fields": fields, "shared": shared, "rows": rows}
