@@ -127,7 +127,7 @@ def merge(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: "to
     """
     import torch
 
-    chunks, room, num_heads, head_dim = acc.shape
+    room, num_heads, head_dim = acc.shape[1:]
     shape = MergeShape(num_heads, head_dim)
     require(acc.dtype == m.dtype == l.dtype == torch.float32, f"partials {acc.dtype}, {m.dtype}, {l.dtype}", "float32")
     require(room == ROWS and m.shape == l.shape == acc.shape[:3] and acc.is_contiguous(),

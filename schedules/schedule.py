@@ -116,10 +116,10 @@ def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: st
     for name, value in table.items():
         if problem := check_knob(kind, name, value):
             raise ScheduleError(f"{where}: {problem}")
-    for field in dataclasses.fields(kind):
-        if field.default is dataclasses.MISSING and field.name not in table:
-            raise ScheduleError(f"{where}: knob {field.name} is missing", expected=f"every one of {', '.join(knobs(kind))}"
-                                " that has no default")
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+    for name in needed:
+        if name not in table:
+            raise ScheduleError(f"{where}: knob {name} is missing", expected=f"each of {', '.join(needed)}")
     return kind(**table)
 
 

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -74,6 +75,10 @@ class Record:
     artefact: str | None = None
     artefact_bytes: int | None = None
     compile_ms: float = 0.0
+
+
+# Compiling redirects stdout and stderr and sets the compiler's switches: with an executor of threads, one at a time.
+ONE_AT_A_TIME = threading.Lock()
 
 
 class Stop(Exception):
@@ -183,7 +188,8 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
     work = _Compilation(launch, target, wanted, task.key, folder)
     work.to_the_end |= to_the_end
     try:
-        record = work.run()
+        with ONE_AT_A_TIME:
+            record = work.run()
     except OSError as e:
         raise OutputError(f"{folder}: {e.strerror or e}", expected="a folder that can be written, with room in it",
                           action="free some space or name another folder with --out; what is finished is kept") from None

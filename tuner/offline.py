@@ -193,7 +193,7 @@ def _variant(planned: Planned, records: dict[str, Record], max_spill_bytes: int)
         "id": hashlib.sha256(identity.encode()).hexdigest()[:12], "kernel": c.kernel, "kernel_digest": planned.digest,
         "target": c.target.arch, "shape": shape, "schedule": schedule,
         "verdict": "accepted" if verdict.accepted else "rejected", "stage": verdict.stage,
-        "reasons": [dataclasses.asdict(r) for r in verdict.reasons], "warnings": list(verdict.warnings),
+        "reasons": [{"code": r.code, "detail": r.detail, "lines": list(r.lines)} for r in verdict.reasons], "warnings": list(verdict.warnings),
         "lines": [*verdict.lines, *(record.log if record else [])],
         "instructions": sorted(facts["instructions"]) if "instructions" in facts else None,
         **{name: facts.get(name) for name in FACT_FIELDS},

@@ -13,6 +13,7 @@ import importlib
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import tempfile
 import time
@@ -143,7 +144,8 @@ def run(executor: concurrent.futures.Executor, function: Callable[[Any], T], tas
             yield waiting.pop(future), _outcome(future)
 
 
-def _outcome(future: "concurrent.futures.Future[T]") -> "T | Died":
+def _outcome(future: "concurrent.futures.Future[Any]") -> Any:
+    """The result, or a Died."""
     try:
         return future.result()
     except pebble.ProcessExpired as e:
@@ -174,6 +176,4 @@ def scratch_folder(out: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    import shutil
-
     shutil.rmtree(folder, ignore_errors=True)

@@ -98,8 +98,8 @@ def print_summary(report: Report, console: "Console", out: Path) -> None:
         codes = sorted(rejection_counts(mine))
         table = Table(title=f"{report['model']} on {target}, Triton {report['toolchain']['triton']}",
                       title_justify="left")
-        for name in ("kernel", "variants", "accepted", *codes):
-            table.add_column(name, justify="left" if name == "kernel" else "right")
+        for name in ("kernel", "variants", "accepted", *codes):  # spaces let a narrow terminal wrap a heading
+            table.add_column(name.replace("_", " "), justify="left" if name == "kernel" else "right")
         for kernel in dict.fromkeys(v["kernel"] for v in mine):
             rows = [v for v in mine if v["kernel"] == kernel]
             counts = rejection_counts(rows)

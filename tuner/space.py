@@ -7,6 +7,7 @@ artefact to show.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,17 +84,15 @@ def _grid(table: Any, where: str) -> Grid:
     for knob, value in table.items():
         if knob in ("kernels", "targets"):
             continue
-        values = value if isinstance(value, list) else [value]
-        if not values:
+        listed = value if isinstance(value, list) else [value]
+        if not listed:
             raise SpaceError(f"{where}: {knob} is an empty list", expected="at least one value")
         for kernel in kernels:
-            for v in values:
+            for v in listed:
                 if problem := check_knob(registry.TUNABLE[kernel].schedule_type, knob, v):
                     raise SpaceError(f"{where}: {kernel}: {problem}")
-        chosen[knob] = tuple(dict.fromkeys(values))
-    size = 1
-    for values in chosen.values():
-        size *= len(values)
+        chosen[knob] = tuple(dict.fromkeys(listed))
+    size = math.prod(len(values) for values in chosen.values())
     if size > MAX_CANDIDATES:
         raise SpaceError(f"{where}: {size:,} candidates", expected=f"at most {MAX_CANDIDATES:,} in one grid")
     for kernel in kernels:  # knobs without a default must be given: checked here, on the first candidate

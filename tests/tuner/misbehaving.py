@@ -1,0 +1,30 @@
+"""Tasks that misbehave, for the pool's tests: a worker imports this module by name."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+def work(task: tuple[str, int]) -> int:
+    """Do what the task's name says; return its number."""
+    kind, number = task
+    if kind == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif kind == "exit":
+        os._exit(3)
+    elif kind == "spin":
+        while True:
+            pass
+    elif kind == "sleep":
+        time.sleep(3600)
+    elif kind == "memory":
+        return len(bytearray(64 << 30))
+    elif kind == "raise":
+        raise ValueError("the environment is broken")
+    elif kind == "imports":
+        return int("torch" in sys.modules)
+    elif kind == "child":
+        subprocess.run(["true"], check=True)
+    return number

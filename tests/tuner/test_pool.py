@@ -1,0 +1,116 @@
+"""The pool: a worker that dies or hangs costs one task (tuning 17 and 18), memory is bounded (19), nothing leaks."""
+
+import concurrent.futures
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tune_kernels.tuner import pool
+
+
+@pytest.fixture
+def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[Any, Any]]]:
+    """Runs (kind, number) tasks on two workers; results by task."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import misbehaving  # type: ignore[import-not-found]
+
+    def run(tasks: list[tuple[str, int]], *, cpu_seconds: float = 30, wall_seconds: float = 60) -> dict[Any, Any]:
+        executor = pool.LocalExecutor(2, tmp_path, cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
+        try:
+            return dict(pool.run(executor, misbehaving.work, tasks, in_flight=4))
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+    yield run
+
+
+@pytest.mark.parametrize(("kind", "says"), [("crash", "SIGSEGV"), ("exit", "exit code 3"), ("memory", "memory")])
+def test_a_worker_that_dies_costs_one_task(execute: Callable[..., dict[Any, Any]], kind: str, says: str) -> None:
+    tasks = [(kind if i in (3, 11) else "fine", i) for i in range(20)]
+    found = execute(tasks)
+    assert len(found) == 20
+    for (name, number), result in found.items():
+        if name == "fine":
+            assert result == number
+        else:
+            assert isinstance(result, pool.Died)
+            assert says in result.detail
+            assert not result.timeout
+
+
+def test_a_task_that_never_ends_is_stopped_by_its_processor_time(execute: Callable[..., dict[Any, Any]]) -> None:
+    """Processor time, not wall time: a loaded machine doesn't trip it."""
+    started = time.monotonic()
+    found = execute([("spin" if i == 2 else "fine", i) for i in range(10)], cpu_seconds=1)
+    assert isinstance(found["spin", 2], pool.Died)
+    assert found["spin", 2].timeout
+    assert sum(not isinstance(r, pool.Died) for r in found.values()) == 9
+    assert time.monotonic() - started < 45
+
+
+def test_many_tasks_on_one_worker_do_not_add_up_to_its_limit(execute: Callable[..., dict[Any, Any]]) -> None:
+    """The operating system counts a process's whole life; the limit moves on with each task."""
+    found = execute([("child", i) for i in range(60)], cpu_seconds=1)
+    assert sorted(found.values()) == list(range(60))
+
+
+def test_a_task_that_waits_for_ever_is_stopped_by_the_wall_clock(execute: Callable[..., dict[Any, Any]]) -> None:
+    found = execute([("sleep" if i == 1 else "fine", i) for i in range(6)], wall_seconds=2)
+    assert isinstance(found["sleep", 1], pool.Died)
+    assert found["sleep", 1].timeout
+    assert [r for t, r in sorted(found.items()) if t[0] == "fine"] == [0, 2, 3, 4, 5]
+
+
+def test_a_broken_environment_raises(execute: Callable[..., dict[Any, Any]]) -> None:
+    with pytest.raises(ValueError, match="environment is broken"):
+        execute([("raise", 0)])
+
+
+def test_workers_do_not_import_torch(execute: Callable[..., dict[Any, Any]]) -> None:
+    assert list(execute([("imports", 0)]).values()) == [0]
+
+
+def test_few_tasks_are_in_flight_at_once() -> None:
+    """Thousands of candidates are not all submitted: memory stays bounded."""
+    most = 0
+    waiting = 0
+
+    class Slow(concurrent.futures.Executor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[Any]":
+            nonlocal most, waiting
+            waiting += 1
+            most = max(most, waiting)
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            future.set_result(fn(*args))
+            return future
+
+    for _ in pool.run(Slow(), lambda task: task, range(100), in_flight=5):
+        waiting -= 1
+    assert most <= 5
+
+
+def test_scratch_of_killed_runs_is_removed(tmp_path: Path) -> None:
+    dead = tmp_path / "tmp" / "999999999-left"
+    dead.mkdir(parents=True)
+    alive = tmp_path / "tmp" / f"{os.getpid()}-mine"
+    alive.mkdir()
+    with pool.scratch_folder(tmp_path) as scratch:
+        assert scratch.is_dir()
+        assert not dead.exists()
+        assert alive.exists()
+    assert not scratch.exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere:make", "json", "json:nothing", "json:dumps", "builtins:dict", ":", ""])
+def test_a_wrong_executor_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(pool.ExecutorError, match="executor"):
+        pool.make_executor(name, 1, tmp_path)
+
+
+def test_another_executor_can_stand_in(tmp_path: Path) -> None:
+    made = pool.make_executor("concurrent.futures:ThreadPoolExecutor", 1, tmp_path)
+    assert [r for _, r in pool.run(made, lambda n: n * n, [3], in_flight=2)] == [9]
+    made.shutdown()

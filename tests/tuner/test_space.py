@@ -1,0 +1,124 @@
+"""Spaces: the shipped ones, one's own, and everything that can be wrong with a file."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tune_kernels.kernels import registry
+from tune_kernels.schedules.schedule import LinearSchedule
+from tune_kernels.shapes.errors import UserError
+from tune_kernels.shapes.model import load_model_shape
+from tune_kernels.shapes.target import ARCHES, load_arch
+from tune_kernels.tuner.errors import SpaceError
+from tune_kernels.tuner.space import candidates, load_space, schedules
+
+SHAPES = load_model_shape("qwen2.5-7b").kernel_shapes()
+GRID = 'kernels = "down"\nBLOCK_N = [64, 128]\nBLOCK_K = 128\nnum_stages = 3\nnum_warps = 4\n'
+
+
+def space_file(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_default_space_is_large_enough(arch: str) -> None:
+    found = candidates(load_space("default"), SHAPES, list(SHAPES), [load_arch(arch)])
+    assert sum(c.problem is None for c in found) >= 384
+    eight = [c for c in found if getattr(c.schedule, "row_tile", 16) == 8]
+    assert eight
+
+
+def test_the_wide_space_has_thousands() -> None:
+    found = candidates(load_space("wide"), SHAPES, list(SHAPES), [load_arch("sm_103")])
+    legal = Counter(c.kernel for c in found if c.problem is None)
+    assert sum(legal.values()) >= 3000
+    assert set(legal) >= set(SHAPES)
+
+
+def test_every_knob_of_the_design_is_explored() -> None:
+    """Each knob takes at least two values somewhere in the two shipped spaces."""
+    for kernel in ("gate_up", "lm_head", "attention", "merge"):
+        found = [s for name in ("default", "wide") for s in schedules(load_space(name), kernel, "sm_103")]
+        for knob in vars(found[0]):
+            if kernel == "attention" and knob == "chunk":
+                continue  # the recipe fixes it
+            if (kernel, knob) in {("lm_head", "pdl"), ("attention", "pdl"), ("merge", "pdl")} or knob == "maxnreg":
+                continue
+            assert len({getattr(s, knob) for s in found}) > 1, (kernel, knob)
+
+
+def test_a_space_of_ones_own(tmp_path: Path) -> None:
+    path = space_file(tmp_path, f"[[grid]]\n{GRID}\n[[grid]]\n{GRID.replace('128]', '256]')}")
+    found = schedules(load_space(path), "down", "sm_90")
+    assert found == [LinearSchedule(n, 128, 3, 4) for n in (64, 128, 256)], "a union, each once, in order"
+
+
+def test_targets_of_a_grid(tmp_path: Path) -> None:
+    space = load_space(space_file(tmp_path, f'[[grid]]\ntargets = ["sm_90"]\n{GRID}'))
+    assert schedules(space, "down", "sm_90")
+    assert not schedules(space, "down", "sm_103")
+
+
+@pytest.mark.parametrize(("text", "named"), [
+    (GRID.replace("BLOCK_N", "BLOCK_M"), "did you mean 'BLOCK_N'"),
+    (GRID.replace('"down"', '"dwon"'), "did you mean 'down'"),
+    (GRID.replace('"down"', "3"), "kernels: is 3"),
+    (GRID.replace('"down"', "[]"), r"kernels: is \[\]"),
+    (GRID.replace("[64, 128]", "[]"), "BLOCK_N is an empty list"),
+    (GRID.replace("[64, 128]", '"64"'), "a whole number"),
+    (GRID.replace("[64, 128]", "[64, [128]]"), "a whole number"),
+    (GRID.replace("num_warps = 4\n", ""), "num_warps is missing"),
+    (GRID + 'targets = ["sm_80"]\n', "unknown 'sm_80'"),
+    (GRID + "orientation = 'up'\n", "weights_as_m"),
+    (GRID.replace("BLOCK_K = 128", f"BLOCK_K = {list(range(1, 400))}") + f"split_k = {list(range(1, 400))}\n", "candidates"),
+])
+def test_a_wrong_grid_is_named(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        load_space(space_file(tmp_path, f"[[grid]]\n{text}"))
+
+
+@pytest.mark.parametrize("text", ["", "grid = 3", "grid = [3]", "name = 4", "[[grids]]\nBLOCK_N = 3", "[[grid"])
+def test_a_file_that_is_no_space_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SpaceError) as refused:
+        load_space(space_file(tmp_path, text))
+    assert "mine.toml" in str(refused.value)
+
+
+def test_unknown_space() -> None:
+    with pytest.raises(SpaceError, match="did you mean 'default'"):
+        load_space("defualt")
+
+
+def test_a_space_in_which_nothing_is_legal_says_why(tmp_path: Path) -> None:
+    space = load_space(space_file(tmp_path, f"[[grid]]\n{GRID.replace('[64, 128]', '100')}"))
+    with pytest.raises(SpaceError, match="BLOCK_N 100 is not a power of two"):
+        candidates(space, SHAPES, ["down"], [load_arch("sm_90")])
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    ("num_warps = 3", "num_warps 3"), ("num_warps = 32", "num_warps 32"), ("BLOCK_K = 100", "BLOCK_K 100"),
+    ("row_tile = 12", "row_tile 12"), ("split_k = 200", "split_k 200 is more than the 148 steps"),
+    ("maxnreg = 25", "maxnreg 25"), ("num_stages = 9", "num_stages 9"), ("blocks_per_sm = 9", "blocks_per_sm 9"),
+])
+def test_illegal_combinations_are_rejected_by_rule(tmp_path: Path, change: str, problem: str) -> None:
+    knob = change.split(" ")[0]
+    lines = [line for line in GRID.splitlines() if not line.startswith(knob)]
+    space = load_space(space_file(tmp_path, "[[grid]]\n" + "\n".join([*lines, change]) + f"\n[[grid]]\n{GRID}"))
+    found = candidates(space, SHAPES, ["down"], [load_arch("sm_90")])
+    wrong = [c for c in found if c.problem]
+    assert wrong
+    assert all(c.code == "contract" and problem in str(c.problem) for c in wrong)
+
+
+def test_shared_memory_over_the_limit_is_known_before_compiling(tmp_path: Path) -> None:
+    text = GRID.replace("[64, 128]", "256").replace("BLOCK_K = 128", "BLOCK_K = 512").replace("num_stages = 3", "num_stages = [2, 4]")
+    found = candidates(load_space(space_file(tmp_path, f"[[grid]]\n{text}")), SHAPES, ["down"], [load_arch("sm_90")])
+    assert [c.code for c in found if c.problem] == ["resource_limit"]
+
+
+def test_fixed_kernels_come_with_the_kernels_they_serve() -> None:
+    found = candidates(load_space("default"), SHAPES, ["lm_head"], [load_arch("sm_90")])
+    assert {c.kernel for c in found} == {"lm_head", "lm_head_reduce"}
+    assert set(registry.FIXED) == {"lm_head_reduce"}
