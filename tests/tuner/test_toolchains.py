@@ -1,0 +1,117 @@
+"""A small sweep on the Triton that is installed; `make test` runs it on 3.6.0, 3.7.1 and 3.9.0, each in its own environment
+(Triton alone, no torch). What is known to differ must differ."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from tune_kernels.kernels import bundle
+from tune_kernels.shapes.target import ARCHES
+from tune_kernels.tuner.offline import Request, sweep
+from tune_kernels.tuner.toolchain import disassemble
+
+pytestmark = pytest.mark.compiles
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+SPACE = """
+[[grid]]
+kernels = "down"
+BLOCK_N = 64
+BLOCK_K = 128
+num_stages = 3
+num_warps = 4
+split_k = 4
+row_tile = [8, 16]
+[[grid]]
+kernels = "down"
+BLOCK_N = 64
+BLOCK_K = 128
+num_stages = 3
+num_warps = 4
+load = "tma"
+pdl = true
+[[grid]]
+kernels = "attention"
+chunk = 256
+TILE = 64
+BLOCK_N = 32
+num_stages = 2
+num_warps = 4
+[[grid]]
+kernels = "merge"
+BLOCK_D = [32, 128]
+splits = 512
+num_warps = 4
+[[grid]]
+kernels = ["lm_head", "lm_head_logits"]
+BLOCK_N = 128
+BLOCK_K = 64
+num_stages = 3
+num_warps = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("toolchain")
+    (folder / "space.toml").write_text(SPACE)
+    found = sweep(Request(targets=ARCHES, space=str(folder / "space.toml"), out=folder / "out", jobs=2))
+    return {**found, "folder": folder / "out"}
+
+
+def one(report: dict[str, Any], kernel: str, arch: str, **knobs: Any) -> dict[str, Any]:
+    found = [v for v in report["variants"] if v["kernel"] == kernel and v["target"] == arch
+             and all(v["schedule"][k] == value for k, value in knobs.items())]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_eight_rows_reach_the_fp8_instruction_from_triton_39(report: dict[str, Any], arch: str) -> None:
+    variant = one(report, "down", arch, row_tile=8)
+    if VERSION < (3, 8):
+        assert (variant["verdict"], variant["reasons"][0]["code"]) == ("rejected", "wrong_instruction")
+        assert "found HMMA" in variant["reasons"][0]["detail"]
+    elif VERSION >= (3, 9):
+        assert variant["verdict"] == "accepted"
+        assert variant["instructions"] == ["QGMMA" if arch == "sm_90" else "UTCQMMA"]
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_what_all_versions_agree_on(report: dict[str, Any], arch: str) -> None:
+    fp8, bf16 = ("QGMMA", "HGMMA") if arch == "sm_90" else ("UTCQMMA", "UTCHMMA")
+    assert one(report, "down", arch, row_tile=16, load="pointer")["instructions"] == [fp8]
+    assert one(report, "down", arch, load="tma")["instructions"] == [fp8]
+    assert one(report, "attention", arch)["instructions"] == [bf16]
+    assert one(report, "lm_head", arch)["instructions"] == [bf16]
+    assert one(report, "merge", arch, BLOCK_D=128)["reasons"][0]["code"] == "register_spill"
+    assert one(report, "merge", arch, BLOCK_D=32)["verdict"] == "accepted"
+    assert report["audit"]["disagreed"] == []
+
+
+def test_sm_103_is_truly_inspected(report: dict[str, Any]) -> None:
+    """The nvdisasm of Triton 3.6 prints nothing for sm_103: its silence must not read as 'no spills'."""
+    for variant in report["variants"]:
+        if variant["target"] == "sm_103" and variant["verdict"] == "accepted":
+            assert variant["registers"] > 0
+            files = bundle.read(report["folder"] / "artefacts" / variant["artefact"])
+            sass = disassemble(next(data for name, data in files.items() if name.endswith(".cubin")))
+            for family in variant["instructions"]:
+                assert family in sass
+
+
+def test_the_toolchain_is_recorded(report: dict[str, Any]) -> None:
+    chain = report["toolchain"]
+    assert chain["triton"] == triton.__version__
+    assert set(chain["ptxas"]) == set(ARCHES)
+    assert chain["flags"]["enable_fp_fusion"] is False
+
+
+def test_metadata_that_the_code_does_not_hold_travels(report: dict[str, Any]) -> None:
+    """launch_pdl lives in the metadata alone."""
+    for arch in ARCHES:
+        folder = Path(report["folder"]) / "artefacts" / one(report, "down", arch, load="tma")["artefact"]
+        metadata = json.loads((folder / "linear_kernel.json").read_text())
+        assert metadata["launch_pdl"] is True
+        assert "tensordesc_meta" in metadata
