@@ -34,6 +34,7 @@ from .operation import (
     options,
     power_of_two,
     require,
+    require_aligned,
     require_contract,
     require_strides,
 )
@@ -178,6 +179,7 @@ def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor
     strides = {"stride_qm": q.stride(0), "stride_qh": q.stride(1), "stride_kt": k_cache.stride(0),
                "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0), "stride_vh": v_cache.stride(1)}
     require_strides(**strides)
+    require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length)
     acc = torch.empty((chunks, ROWS, num_heads, head_dim), dtype=torch.float32, device=q.device)
     m = torch.empty((chunks, ROWS, num_heads), dtype=torch.float32, device=q.device)
     l = torch.empty_like(m)

@@ -34,6 +34,7 @@ from .operation import (
     options,
     power_of_two,
     require,
+    require_aligned,
     require_contract,
     require_strides,
 )
@@ -257,6 +258,7 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     stride_om = out.stride(-2)
     stride_os = out.stride(0) if split else 16
     require_strides(stride_om=stride_om, stride_os=stride_os)
+    require_aligned(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
     launch = linear_launch(shape, schedule, numerics)
     weights: Any = w
     if schedule.load == "tma":

@@ -28,6 +28,7 @@ from .operation import (
     options,
     power_of_two,
     require,
+    require_aligned,
     require_contract,
     require_strides,
 )
@@ -169,6 +170,7 @@ def _checked(x: "torch.Tensor", w: "torch.Tensor", schedule: HeadSchedule) -> He
     require(1 <= rows <= schedule.row_tile, f"{rows} rows", f"1 to {schedule.row_tile}, the row tile")
     require_contract(ARGMAX, shape, schedule)
     require_strides(stride_xm=x.stride(0), stride_wn=w.stride(0))
+    require_aligned(x=x, w=w)
     return shape
 
 

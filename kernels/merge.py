@@ -31,6 +31,7 @@ from .operation import (
     options,
     power_of_two,
     require,
+    require_aligned,
     require_contract,
 )
 
@@ -135,6 +136,7 @@ def merge(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: "to
             f"[chunks, {ROWS}, num_heads, head_dim] and [chunks, {ROWS}, num_heads], contiguous")
     require(1 <= rows <= ROWS, f"{rows} rows", f"1 to {ROWS}")
     require_contract(OPERATION, shape, schedule)
+    require_aligned(acc=acc, m=m, l=l, length=length)
     o = torch.empty((rows, num_heads, head_dim), dtype=torch.bfloat16, device=acc.device)
     merge_launch(shape, schedule, numerics)(
         (rows, num_heads, head_dim // schedule.BLOCK_D), acc_ptr=acc, m_ptr=m, l_ptr=l, length_ptr=length, o_ptr=o,

@@ -113,6 +113,14 @@ def require_strides(**strides: int) -> None:
         require(stride % 16 == 0 and stride > 0, f"{name} is {stride}", "a positive multiple of 16 elements")
 
 
+def require_aligned(**tensors: Any) -> None:
+    """Every pointer starts on 16 bytes: Triton makes another artefact for one that doesn't, which nobody inspected."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            require(tensor.data_ptr() % 16 == 0, f"{name} starts at an address that 16 doesn't divide",
+                    "16-byte alignment: a slice that starts inside a tensor needs a .clone()")
+
+
 def require_contract(operation: Operation, shape: Any, schedule: Any) -> None:
     if problem := operation.contract(shape, schedule):
         raise ContractError(problem, expected="a schedule that fits the shape",

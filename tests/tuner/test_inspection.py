@@ -86,7 +86,7 @@ def test_more_use_never_fits_more_blocks(registers: int, shared: int, warps: int
 DOTS = """
   %a = ttng.warp_group_dot %w, %x, %c {isAsync = true} : !ttg.memdesc<64x128xf8E4M3FN, #s> * !ttg.memdesc<128x16xf8E4M3FN, #t>
   %b = ttng.warp_group_dot %w, %x, %c : tensor<64x128xbf16, #d> * !ttg.memdesc<128x64xbf16, #t> -> tensor<64x64xf32> loc(#loc1)
-  ttng.tc_gen5_mma %w, %x, %acc, %t : !ttg.memdesc<64x128xf8E4M3FN, #s>, !ttg.memdesc<128x16xf8E4M3FN, #t>, !ttg.memdesc<64x16xf32>
+  ttng.tc_gen5_mma %w, %x, %acc, %t : !ttg.memdesc<64x128xf8E4M3FN, #s>, !ttg.memdesc<128x16xf8E4M3FN, #t>, !ttg.memdesc<64x16>
   ttng.tc_gen5_mma %w, %x, %acc, %t : !ttg.memdesc<64x128xf16, #s>, !ttg.memdesc<128x16xf16, #t>, !ttg.memdesc<64x16xf32>
   %e = tt.dot %w, %x, %c : tensor<64x128xf16, #d> * tensor<128x8xf16, #e> -> tensor<64x8xf32, #mma>
   %n = arith.addf %dot, %x : tensor<64x8xf32>

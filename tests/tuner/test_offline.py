@@ -289,7 +289,8 @@ def test_a_disk_that_fills_up_is_said_and_nothing_finished_is_lost(tmp_path: Pat
 def test_works_without_home_driver_or_network(tmp_path: Path, space: str) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "CUDA_VISIBLE_DEVICES": "", "http_proxy": "http://0.0.0.0:1",
                    "https_proxy": "http://0.0.0.0:1"}
-    done = subprocess.run(command(tmp_path, space, "--kernel", "merge", "--json"), capture_output=True, text=True, env=environment)
+    run = command(tmp_path, space, "--kernel", "merge", "--json")
+    done = subprocess.run(run, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["counts"]["accepted"] == 3
 

@@ -3,7 +3,7 @@
 import concurrent.futures
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from tune_kernels.tuner import pool
 
 
 @pytest.fixture
-def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[Any, Any]]]:
+def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[Any, Any]]:
     """Runs (kind, number) tasks on two workers; results by task."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     import misbehaving  # type: ignore[import-not-found]
@@ -24,7 +24,7 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         finally:
             executor.shutdown(cancel_futures=True)
 
-    yield run
+    return run
 
 
 @pytest.mark.parametrize(("kind", "says"), [("crash", "SIGSEGV"), ("exit", "exit code 3"), ("memory", "memory")])

@@ -113,7 +113,8 @@ def test_illegal_combinations_are_rejected_by_rule(tmp_path: Path, change: str, 
 
 
 def test_shared_memory_over_the_limit_is_known_before_compiling(tmp_path: Path) -> None:
-    text = GRID.replace("[64, 128]", "256").replace("BLOCK_K = 128", "BLOCK_K = 512").replace("num_stages = 3", "num_stages = [2, 4]")
+    text = GRID.replace("[64, 128]", "256").replace("BLOCK_K = 128", "BLOCK_K = 512")
+    text = text.replace("num_stages = 3", "num_stages = [2, 4]")
     found = candidates(load_space(space_file(tmp_path, f"[[grid]]\n{text}")), SHAPES, ["down"], [load_arch("sm_90")])
     assert [c.code for c in found if c.problem] == ["resource_limit"]
 
