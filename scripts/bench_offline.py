@@ -25,6 +25,7 @@ from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import schedule_from_dict
 from tune_kernels.shapes.target import load_arch
 from tune_kernels.tuner import compile as compilation
+from tune_kernels.tuner.inspection import blocks_per_sm
 from tune_kernels.tuner.report import Report
 from tune_kernels.tuner.show import shape_from_dict
 
@@ -82,7 +83,10 @@ def plain_loop(variants: list[dict[str, Any]], target: str, cache: Path) -> tupl
         families = set(FAMILIES.findall(sass))
         spills = bool(re.search(r"\b(STL|LDL)\b", sass))
         right = set(wanted.required) <= families and not families & set(wanted.forbidden)
-        fits = kernel.metadata.shared <= load_arch(target).shared_bytes_per_block
+        registers = int(re.findall(r"REG:(\d+)", usage)[-1])
+        shared, tmem = kernel.metadata.shared, kernel.metadata.tmem_size or 0
+        stay, _ = blocks_per_sm(registers, shared, tmem, kernel.metadata.num_warps, load_arch(target))
+        fits = shared <= load_arch(target).shared_bytes_per_block and v["schedule"].get("blocks_per_sm", 0) <= stay
         found[v["id"]] = right and not spills and fits
     return found, time.perf_counter() - started
 

@@ -183,14 +183,19 @@ def command(out: Path, space: str, *more: str) -> list[str]:
 KILLS = int(os.environ.get("TUNE_KERNELS_KILLS", "6"))
 
 
-def test_kill_at_random_moments_loses_nothing_finished(tmp_path: Path, space: str, swept: Path) -> None:
-    """kill -9 of the whole run, over and over; `scripts/kill_sweep.py` does it 50 times on a larger space."""
+def test_kill_at_random_moments_loses_nothing_finished(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+                                                       space: str, swept: Path) -> None:
+    """kill -9 of the whole run, over and over. TUNE_KERNELS_KILLS=50 does it 50 times, on a space that outlasts them."""
     moments = random.Random(0)
     known = 0
+    if KILLS >= 50:
+        space, swept = "wide", tmp_path_factory.mktemp("undisturbed")
+        sweep(request(swept, space, kernels=("lm_head",)))
+    kernels = ("--kernel", "lm_head") if KILLS >= 50 else ()
     for _ in range(KILLS):
-        run = subprocess.Popen(command(tmp_path, space), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        run = subprocess.Popen(command(tmp_path, space, *kernels), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True)
-        time.sleep(moments.uniform(0.1, 2.0))
+        time.sleep(moments.uniform(0.1, 1.5))
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
         records = list((tmp_path / "records").glob("*.json")) if (tmp_path / "records").is_dir() else []
@@ -198,7 +203,7 @@ def test_kill_at_random_moments_loses_nothing_finished(tmp_path: Path, space: st
         known = len(records)
         for record in records:
             json.loads(record.read_text())
-    final = sweep(request(tmp_path, space))
+    final = sweep(request(tmp_path, space, kernels=kernels[1:]))
     assert essence(final) == essence(read_report(swept))
     assert not list((tmp_path / "tmp").iterdir()), "what killed runs left behind is cleared away"
 
