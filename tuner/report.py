@@ -78,10 +78,12 @@ def find_variant(report: Report, variant_id: str) -> dict[str, Any]:
 
 
 def describe_schedule(schedule: Mapping[str, Any]) -> str:
-    """`BLOCK_N 64, BLOCK_K 128, ...`, knobs at their plain defaults left out."""
+    """`BLOCK_N 64, BLOCK_K 128, ...` in the order of the design, knobs at their plain defaults left out."""
+    order = ("chunk", "TILE", "BLOCK_N", "BLOCK_K", "BLOCK_D", "splits", "num_stages", "num_warps", "split_k")
     plain: dict[str, Any] = {"split_k": 1, "orientation": "weights_as_m", "row_tile": 16, "blocks_per_sm": 0,
                              "load": "pointer", "pdl": False, "maxnreg": None}
-    return ", ".join(f"{k} {v}" for k, v in schedule.items() if k not in plain or plain[k] != v)
+    names = sorted(schedule, key=lambda k: order.index(k) if k in order else len(order))
+    return ", ".join(f"{k} {schedule[k]}" for k in names if k not in plain or plain[k] != schedule[k])
 
 
 def rejection_counts(variants: list[dict[str, Any]]) -> Counter[str]:
@@ -99,7 +101,8 @@ def print_summary(report: Report, console: "Console", out: Path) -> None:
         table = Table(title=f"{report['model']} on {target}, Triton {report['toolchain']['triton']}",
                       title_justify="left")
         for name in ("kernel", "variants", "accepted", *codes):  # spaces let a narrow terminal wrap a heading
-            table.add_column(name.replace("_", " "), justify="left" if name == "kernel" else "right")
+            first = name == "kernel"
+            table.add_column(name.replace("_", " "), justify="left" if first else "right", no_wrap=first)
         for kernel in dict.fromkeys(v["kernel"] for v in mine):
             rows = [v for v in mine if v["kernel"] == kernel]
             counts = rejection_counts(rows)
