@@ -26,7 +26,6 @@ from .report import FACT_FIELDS, SCHEMA, Report
 from .space import Candidate, candidates, load_space
 from .toolchain import read_toolchain
 
-
 DEAREST = ("attention", "merge")  # 0.3 to 1 s each: begun first, so that no worker ends alone with one of them
 
 
