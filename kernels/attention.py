@@ -138,7 +138,7 @@ def attention_shared_bytes(shape: AttentionShape, schedule: AttentionSchedule) -
     return schedule.BLOCK_N * shape.head_dim * 2
 
 
-OPERATION = Operation(AttentionSchedule, attention_contract, attention_launch, attention_instructions,
+OPERATION = Operation(attention_kernel, AttentionSchedule, attention_contract, attention_launch, attention_instructions,
                       attention_shared_bytes)
 
 

@@ -157,7 +157,7 @@ def save(bundle: Path, key: str, name: str, metadata: Mapping[str, Any], ptx: st
 
 
 def publish(new: Path, place: Path) -> None:
-    """Rename a finished folder into place. Of two writers the first wins, unless what it left is damaged."""
+    """Rename a finished folder into place. What is there already stays if it is whole and the same, else it gives way."""
     while True:
         try:
             os.rename(new, place)
@@ -166,10 +166,11 @@ def publish(new: Path, place: Path) -> None:
             if not place.is_dir():
                 raise
             try:
-                read(place)
-                return
+                if read(place) == read(new):
+                    return
             except BundleError:
-                shutil.rmtree(place, ignore_errors=True)
+                pass
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def link(bundle: Path, key: str, same_as: str) -> None:

@@ -214,7 +214,7 @@ def linear_shared_bytes(shape: LinearShape, schedule: LinearSchedule) -> int:
     return stages * (schedule.BLOCK_N + schedule.row_tile) * schedule.BLOCK_K * size
 
 
-OPERATION = Operation(LinearSchedule, linear_contract, linear_launch, linear_instructions, linear_shared_bytes)
+OPERATION = Operation(linear_kernel, LinearSchedule, linear_contract, linear_launch, linear_instructions, linear_shared_bytes)
 
 
 def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, numerics: Numerics,

@@ -153,9 +153,9 @@ def head_shared_bytes(shape: HeadShape, schedule: HeadSchedule) -> int:
     return stages * (schedule.BLOCK_N + schedule.row_tile) * schedule.BLOCK_K * 2
 
 
-ARGMAX = Operation(HeadSchedule, head_contract, head_argmax_launch, head_instructions, head_shared_bytes)
-LOGITS = Operation(HeadSchedule, head_contract, head_logits_launch, head_instructions, head_shared_bytes)
-REDUCE = Operation(FixedSchedule, lambda shape, schedule: common_contract(schedule), head_reduce_launch,
+ARGMAX = Operation(head_kernel, HeadSchedule, head_contract, head_argmax_launch, head_instructions, head_shared_bytes)
+LOGITS = Operation(head_kernel, HeadSchedule, head_contract, head_logits_launch, head_instructions, head_shared_bytes)
+REDUCE = Operation(head_reduce_kernel, FixedSchedule, lambda shape, schedule: common_contract(schedule), head_reduce_launch,
                    lambda shape, arch: Instructions())
 
 

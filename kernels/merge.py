@@ -112,7 +112,7 @@ def merge_instructions(shape: KernelShape, arch: str) -> Instructions:
     return Instructions(forbidden=("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA"))
 
 
-OPERATION = Operation(MergeSchedule, merge_contract, merge_launch, merge_instructions)
+OPERATION = Operation(merge_kernel, MergeSchedule, merge_contract, merge_launch, merge_instructions)
 
 
 def merge(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: "torch.Tensor", *, rows: int, chunk: int,

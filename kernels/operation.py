@@ -68,9 +68,12 @@ def options(schedule: Any, numerics: Numerics) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Operation:
-    """One kernel of the step. contract: why a shape and a schedule can't go together, or None. launch: the artefact.
+    """One kernel of the step. kernel: the jitted function.
+
+    contract: why a shape and a schedule can't go together, or None. launch: the artefact.
     instructions: by shape and target. shared_bytes: what the kernel needs at the least, known before compiling."""
 
+    kernel: Any
     schedule_type: type[Schedule]
     contract: Callable[[Any, Any], str | None]
     launch: Callable[[Any, Any, Numerics], Launch]

@@ -51,7 +51,7 @@ class Fields:
                 raise self.fail(name, "missing", expected=f"a {kind.__name__}")
             return default
         value = self.table[name]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
             value = float(value)
         if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
             raise self.fail(name, f"{value!r} is a {type(value).__name__}", expected=f"a {kind.__name__}")

@@ -5,6 +5,7 @@ checks. Sizes only: weights, tokenizers and RoPE tables are the decoder's busine
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,11 +119,11 @@ def load_model_shape(name_or_path: str) -> ModelShape:
     path = Path(name_or_path)
     if name_or_path in shipped_names():
         return _from_toml(SHIPPED / f"{name_or_path}.toml")
-    if path.suffix == ".toml" and path.is_file():
+    if path.suffix == ".toml" and os.path.isfile(path):
         return _from_toml(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / "config.json"
-    if path.suffix == ".json" or path.is_file():
+    if path.suffix == ".json" or os.path.isfile(path):
         return _from_config(path)
     raise ShapeError(
         f"unknown model {name_or_path!r}{nearest(name_or_path, shipped_names())}",

@@ -137,8 +137,8 @@ def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> No
     ID is that of report.json or report.html, or a beginning of it. A variant that was rejected before there was code is
     compiled to the end for this look.
     """
-    from .report import describe_schedule, find_variant, read_report
-    from .show import code_of, deciding_lines
+    from .report import find_variant, read_report
+    from .show import code_of, describe
 
     report = read_report(out)
     variant = find_variant(report, variant_id)
@@ -150,32 +150,11 @@ def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> No
     if as_json:
         click.echo(json.dumps({**variant, "sass": code and code.sass, "ptx": code and code.ptx, "no_code": problem}))
         return
-    click.echo(f"{variant['id']}  {variant['kernel']} on {variant['target']}: {variant['verdict']} at {variant['stage']}")
-    click.echo(f"  shape     {', '.join(f'{k} {v}' for k, v in variant['shape'].items())}")
-    click.echo(f"  schedule  {describe_schedule(variant['schedule'])}")
-    for reason in variant["reasons"]:
-        click.echo(f"  {reason['code']}: {reason['detail']}")
-    for warning in variant["warnings"]:
-        click.echo(f"  warning: {warning}")
-    if variant.get("registers") is not None:
-        click.echo(f"  {variant['registers']} registers, {variant['spill_store_bytes']} B spill stores, "
-                   f"{variant['spill_load_bytes']} B spill loads, {variant['stack_bytes']} B stack, "
-                   f"{variant['shared_bytes']:,} B shared, {variant['tmem_columns']} TMEM columns, "
-                   f"{variant['blocks_per_sm']} blocks an SM")
-    click.echo("lines that decided:")
-    for line in dict.fromkeys([*(x for r in variant["reasons"] for x in r["lines"]), *variant.get("lines", [])]):
-        click.echo(f"  {line}")
-    if code is None:
-        click.echo(f"no code: {problem}")
-        return
-    when = f" (compiled now, to the end: it was rejected at {variant['stage']})" if code.compiled_now else ""
-    counts = ", ".join(f"{n} {name}" for name, n in code.counts.items()) or "no tensor-core instruction, no spill"
-    click.echo(f"SASS{when}: {counts}")
-    for line in deciding_lines(code.sass):
-        click.echo(f"  {line}")
-    if ptx:
+    for line in describe(variant, code, problem):
+        click.echo(line)
+    if code and ptx:
         click.echo(code.ptx)
-    if sass:
+    if code and sass:
         click.echo(code.sass)
 
 

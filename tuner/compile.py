@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ from ..shapes.model import KernelShape
 from ..shapes.target import Target, load_arch
 from . import inspection
 from .cubin import Unreadable, read_cubin
-from .errors import OutputError
+from .errors import AssemblerDied
+from .record import SCHEMA, Record, cannot_write, whole, write_json, write_record
 
-SCHEMA = "tune-kernels/record/1"
 AUDIT_ONE_IN = 16  # of the variants that could be rejected early, one in this many is compiled fully, and compared
-AFFECTS_BACKEND = ("num_warps", "num_ctas", "maxnreg", "enable_fp_fusion", "enable_reflect_ftz", "ptx_options",
-                   "ptx_version", "launch_pdl", "launch_cooperative_grid", "sched4reg", "arch")
+# Options that have done their work by TTGIR; extern_libs are paths, and their content is in the artefact's key.
+DONE_BY_TTGIR = ("num_stages", "max_num_imprecise_acc_default", "extern_libs")
 
 
 @dataclass(frozen=True)
@@ -55,26 +55,6 @@ class Task:
     key: str
     record_key: str
     folder: str
-
-
-@dataclass(frozen=True)
-class Record:
-    """Facts of one compilation. stage: how far it went; failures: what stopped it (code, detail, lines); facts: see
-    `Verdict`; early: what could have been said before the end, where the variant was audited."""
-
-    stage: str
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    dots: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    conversions: list[str] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    num_warps: int = 0
-    early: list[dict[str, Any]] = field(default_factory=list)
-    artefact: str | None = None
-    artefact_bytes: int | None = None
-    compile_ms: float = 0.0
 
 
 # Compiling redirects stdout and stderr and sets the compiler's switches: with an executor of threads, one at a time.
@@ -116,69 +96,12 @@ def audited(key: str) -> bool:
     return int(key[:8], 16) % AUDIT_ONE_IN == 0
 
 
-def record_path(folder: Path, record_key: str) -> Path:
-    return folder / "records" / f"{record_key}.json"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """As `write_text`, with sorted keys."""
-    write_text(path, json.dumps(value, sort_keys=True))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write and rename, so that a reader sees the old file or the new one. Raises OutputError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as f:
-                f.write(text)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-    except OSError as e:
-        raise OutputError(f"{path}: {e.strerror or e}", expected="a folder that can be written, with room in it",
-                          action="free some space or name another folder with --out; what is finished is kept") from None
-
-
-def _umask() -> int:
-    """This process's umask; mkstemp makes files that only their owner can read."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
-def read_record(folder: Path, record_key: str) -> Record | None:
-    """A record written before, or None where there is none, or it is damaged, or its artefact is gone or truncated."""
-    try:
-        table = json.loads(record_path(folder, record_key).read_bytes())
-        if table.pop("schema") != SCHEMA:
-            return None
-        record = Record(**table)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    if record.artefact and artefact_bytes(folder, record.artefact) != record.artefact_bytes:
-        return None
-    return record
-
-
-def artefact_bytes(folder: Path, key: str) -> int | None:
-    """Size of an artefact's files together; None where it isn't there."""
-    try:
-        with os.scandir(folder / "artefacts" / key) as entries:
-            return sum(e.stat().st_size for e in entries)
-    except OSError:
-        return None
-
-
 def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
     """Compile one variant and write its record. Runs in a worker. to_the_end: even where an early reject is due.
 
     Raises:
         OutputError: the folder can't be written. What a candidate does wrong is in the record.
+        AssemblerDied: the assembler was killed, which says nothing of the candidate: nothing is recorded.
     """
     started = time.perf_counter()
     folder = Path(task.folder)
@@ -191,10 +114,9 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
         with ONE_AT_A_TIME:
             record = work.run()
     except OSError as e:
-        raise OutputError(f"{folder}: {e.strerror or e}", expected="a folder that can be written, with room in it",
-                          action="free some space or name another folder with --out; what is finished is kept") from None
+        raise cannot_write(folder, e) from None
     record = dataclasses.replace(record, compile_ms=round((time.perf_counter() - started) * 1e3, 1))
-    write_json(record_path(folder, task.record_key), {"schema": SCHEMA, **dataclasses.asdict(record)})
+    write_record(folder, task.record_key, record)
     return record
 
 
@@ -213,18 +135,27 @@ class _Compilation:
         with _captured_stderr() as said, knobs.compilation.scope():
             # Line information would put the checkout's path into the cubin: equal kernels would differ.
             knobs.compilation.disable_line_info = True
+            self.said = said
             try:
                 self._front()
                 self._back()
             except Stop as stop:
                 self.stage = stop.stage
                 return self._finished(stop.reasons)
-            except (OSError, KeyboardInterrupt, MemoryError):
-                raise
-            except Exception as e:  # whatever a compiler raises about a candidate is that candidate's verdict
-                code = "assembler_error" if type(e).__name__ == "PTXASError" else "compile_error"
-                return self._finished([inspection.Reason(code, *_error_text(e, said()))])
         return self._finished([])
+
+    @contextlib.contextmanager
+    def _compiler(self) -> Iterator[None]:
+        """Around Triton's stages, and nothing else: whatever they raise is the candidate's verdict."""
+        try:
+            yield
+        except (OSError, MemoryError):
+            raise
+        except Exception as e:
+            if (killed := re.search(r"`ptxas` failed with error code -(\d+)", str(e))) is not None:
+                raise AssemblerDied(int(killed.group(1))) from None
+            code = "assembler_error" if type(e).__name__ == "PTXASError" else "compile_error"
+            raise Stop(self.stage, [inspection.Reason(code, *_error_text(e, self.said()))]) from None
 
     def _finished(self, reasons: list[inspection.Reason]) -> Record:
         return Record(stage=self.stage, failures=[dataclasses.asdict(r) for r in reasons], **self.record)
@@ -251,10 +182,11 @@ class _Compilation:
         self.metadata: dict[str, Any] = {"target": backend.target, **self.options.__dict__}
         self.stages: dict[str, Any] = {}
         backend.add_stages(self.stages, self.options, source.language)
-        module = source.make_ir(backend.target, self.options, backend.get_codegen_implementation(self.options),
-                                backend.get_module_map(), context)
-        for name in ("ttir", "ttgir"):
-            module = self.stages[name](module, self.metadata)
+        with self._compiler():
+            module = source.make_ir(backend.target, self.options, backend.get_codegen_implementation(self.options),
+                                    backend.get_module_map(), context)
+            for name in ("ttir", "ttgir"):
+                module = self.stages[name](module, self.metadata)
         self.context = context  # the module lives in it
         self.module = module
         self.ttgir = str(module)
@@ -268,7 +200,7 @@ class _Compilation:
     def _intermediate_key(self) -> str:
         """Of all that the later stages depend on."""
         text = re.sub(r"^#loc.*$|loc\(.*?\)\)?$", "", self.ttgir, flags=re.MULTILINE)
-        chosen = {k: str(v) for k, v in self.options.__dict__.items() if k in AFFECTS_BACKEND}
+        chosen = {k: str(v) for k, v in self.options.__dict__.items() if k not in DONE_BY_TTGIR}
         parts = [SCHEMA, self.launch.kernel.__name__, text, chosen, bundle.toolchain_versions(self.target.capability),
                  dataclasses.astuple(self.wanted), self.to_the_end, str(self.metadata.get("tensordesc_meta"))]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -283,37 +215,41 @@ class _Compilation:
             if self._reuse(place):
                 return
             self._assemble()
-            write_json(place, {"record": self.record, "stage": self.stage})
+            write_json(place, dataclasses.asdict(self._finished([])))
 
     def _reuse(self, place: Path) -> bool:
+        """Take the result of equal code, if it is there and whole."""
         try:
-            known = json.loads(place.read_bytes())
-            artefact = known["record"]["artefact"]
-        except (OSError, ValueError, KeyError):
+            known = Record(**json.loads(place.read_bytes()))
+        except (OSError, ValueError, TypeError):
             return False
-        if artefact_bytes(self.folder, artefact) != known["record"]["artefact_bytes"]:
+        if not known.artefact or not whole(self.folder, known):
             return False
-        if artefact != self.key:
-            bundle.link(self.folder, self.key, artefact)
-        self.record = {**known["record"], "artefact": self.key}
-        self.stage = known["stage"]
+        if known.artefact != self.key:
+            bundle.link(self.folder, self.key, known.artefact)
+        self.record = {k: v for k, v in dataclasses.asdict(known).items() if k not in ("stage", "failures", "compile_ms")}
+        self.record["artefact"] = self.key
+        self.stage = known.stage
         return True
 
     def _assemble(self) -> None:
-        module = self.stages["llir"](self.module, self.metadata)
+        with self._compiler():
+            module = self.stages["llir"](self.module, self.metadata)
         shared, tmem = self.metadata["shared"] or 0, self.metadata.get("tmem_size") or 0
         self._early("ttgir", inspection.resource_reasons(shared, tmem, self.target))
-        ptx = self.stages["ptx"](module, self.metadata)
+        with self._compiler():
+            ptx = self.stages["ptx"](module, self.metadata)
         self.stage = "ptx"
         shown, self.record["conversions"] = inspection.ptx_lines(ptx, self.wanted.forbidden_ptx)
         self.record["lines"] = shown or self.record["lines"]
         self._early("ptx", inspection.conversion_reasons(self.record["conversions"]))
-        cubin, log = _with_log(self.stages["cubin"], ptx, self.metadata)
+        with self._compiler():
+            cubin, log = _with_log(self.stages["cubin"], ptx, self.metadata)
         self.stage = "cubin"
         self.record["log"], self.record["warnings"], spills = inspection.log_lines(log)
         self.record["num_warps"] = self.metadata["num_warps"]
         bundle.save(self.folder, self.key, self.metadata["name"], self.metadata, ptx, cubin)
-        self.record |= {"artefact": self.key, "artefact_bytes": artefact_bytes(self.folder, self.key)}
+        self.record["artefact"] = self.key
         try:
             facts = read_cubin(cubin)
         except Unreadable as e:
@@ -332,7 +268,9 @@ def _contradiction(facts: Any, spills: tuple[int, int] | None, target: Target) -
     """Two readings of one artefact that differ mean that neither is understood."""
     if facts.arch != target.capability:
         return f"the cubin is for sm_{facts.arch}; expected {target.arch}"
-    if spills is not None and spills != (facts.spill_store_bytes, facts.spill_load_bytes):
+    if spills is None:
+        return "ptxas -v said nothing of spills"
+    if spills != (facts.spill_store_bytes, facts.spill_load_bytes):
         return (f"ptxas -v says {spills[0]} B of spill stores and {spills[1]} B of loads, the code has "
                 f"{facts.spill_store_bytes} B and {facts.spill_load_bytes} B")
     return None

@@ -21,3 +21,11 @@ class ToolchainError(UserError):
     """A compiler that is missing, too old for a target, or has other numerics than the recipe pins."""
 
     exit_code = 1
+
+
+class AssemblerDied(Exception):
+    """The assembler was killed by a signal: by a limit or for want of memory, not for what the candidate is."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number

@@ -1,18 +1,16 @@
 """From artefact to verdict. A verdict is a value: accepted, or reasons from a fixed list, with the lines that decided.
 
-The record of a compilation (`compile.Record`) holds facts only; the policy is applied here, each time a report is made, so
+The record of a compilation (`record.Record`) holds facts only; the policy is applied here, each time a report is made, so
 that another spill limit needs no compiling.
 """
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..kernels.operation import Instructions
 from ..shapes.target import Target
-
-if TYPE_CHECKING:
-    from .compile import Record
+from .record import Record
 
 CODES = ("contract", "compile_error", "assembler_error", "timeout", "wrong_instruction", "register_spill",
          "resource_limit", "not_inspectable")
@@ -143,7 +141,7 @@ def blocks_per_sm(registers: int, shared_bytes: int, tmem_columns: int, num_warp
     return limits[limit], limit
 
 
-def judge(record: "Record", wanted: Instructions, schedule: Any, target: Target, max_spill_bytes: int = 0) -> Verdict:
+def judge(record: Record, wanted: Instructions, schedule: Any, target: Target, max_spill_bytes: int = 0) -> Verdict:
     """The verdict on one record under a policy."""
     reasons = [Reason(r["code"], r["detail"], tuple(r["lines"])) for r in record.failures]
     facts = record.facts

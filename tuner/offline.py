@@ -19,9 +19,10 @@ from ..shapes.model import load_model_shape, shape_to_dict
 from ..shapes.target import ARCHES, load_arch
 from . import compile as compilation
 from . import pool
-from .compile import Record, Task
-from .errors import OutputError, SpaceError
+from .compile import Task
+from .errors import SpaceError
 from .inspection import Reason, Verdict, judge
+from .record import Record, cannot_write, read_record, write_json, write_text
 from .report import FACT_FIELDS, SCHEMA, Report
 from .space import Candidate, candidates, load_space
 from .toolchain import read_toolchain
@@ -84,7 +85,7 @@ def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress:
     tasks = {p.task.record_key: p.task for p in plan if p.task}
     records: dict[str, Record] = {}
     for record_key in tasks:
-        if (known := compilation.read_record(out, record_key)) is not None:
+        if (known := read_record(out, record_key)) is not None:
             records[record_key] = known
     cached = set(records)
     missing = sorted((t for k, t in tasks.items() if k not in records), key=lambda t: t.kernel not in DEAREST)
@@ -117,11 +118,10 @@ def _prepare(out: Path, fresh: bool) -> Path:
         if fresh:
             for name in ("records", "intermediate"):
                 shutil.rmtree(out / name, ignore_errors=True)
-        compilation.write_json(out / ".writable", True)
+        write_json(out / ".writable", True)
         (out / ".writable").unlink(missing_ok=True)
     except OSError as e:
-        raise OutputError(f"{out}: {e.strerror}", expected="a folder that can be written",
-                          action="name another one with --out") from None
+        raise cannot_write(out, e) from None
     return out
 
 
@@ -129,22 +129,13 @@ def _plan(candidate: Candidate, recipe: Recipe, out: Path) -> Planned:
     """Candidates that a rule rejects aren't compiled, but for the audited sample of those that lack shared memory."""
     kernel, arch = candidate.kernel, candidate.target.arch
     operation = registry.operation(kernel)
+    digest = kernel_digest(operation.kernel)
     if candidate.problem and candidate.code == "contract":
-        return Planned(candidate, _digest_of(kernel), None)
-    launch_digest = kernel_digest(operation.launch(candidate.shape, candidate.schedule, recipe.numerics).kernel)
+        return Planned(candidate, digest, None)
     task = compilation.make_task(kernel, arch, candidate.shape, candidate.schedule, recipe.numerics, out)
     if candidate.problem and not compilation.audited(task.key):
-        return Planned(candidate, launch_digest, None)
-    return Planned(candidate, launch_digest, task)
-
-
-def _digest_of(kernel: str) -> str:
-    """Kernel digest where no launch can be made: the operation's source doesn't depend on the schedule."""
-    import inspect
-
-    module = inspect.getmodule(registry.operation(kernel).launch)
-    jitted = [v for v in vars(module).values() if hasattr(v, "used_global_vals")]
-    return kernel_digest(jitted[-1])
+        return Planned(candidate, digest, None)
+    return Planned(candidate, digest, task)
 
 
 def _compile(missing: list[Task], request: Request, out: Path, watch: Callable[[Progress], None],
@@ -237,5 +228,5 @@ def _audit(plan: list[Planned], variants: list[dict[str, Any]], records: dict[st
 def _write(out: Path, report: Report) -> None:
     from .html import render_report
 
-    compilation.write_json(out / "report.json", report)
-    compilation.write_text(out / "report.html", render_report(report))
+    write_json(out / "report.json", report)
+    write_text(out / "report.html", render_report(report))

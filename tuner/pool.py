@@ -23,8 +23,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pebble
+from filelock import FileLock, Timeout
 
 from ..shapes.errors import UserError
+from .errors import AssemblerDied
+from .record import cannot_write
 
 T = TypeVar("T")
 
@@ -45,7 +48,9 @@ class Died:
 
 
 class ExecutorError(UserError):
-    """An executor that can't be made."""
+    """An executor that can't be made, or that broke."""
+
+    exit_code = 1
 
 
 def default_jobs() -> int:
@@ -113,8 +118,9 @@ def make_executor(name: str | None, jobs: int, scratch: Path) -> concurrent.futu
     module, _, attribute = name.partition(":")
     try:
         made = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, ValueError, TypeError) as e:
-        raise ExecutorError(f"executor {name!r}: {e}", expected="module:callable that returns an Executor") from None
+    except Exception as e:  # it is the user's own code
+        raise ExecutorError(f"executor {name!r}: {type(e).__name__}: {e}", expected="module:callable that returns an Executor",
+                            action="put the module's folder on PYTHONPATH") from None
     if not isinstance(made, concurrent.futures.Executor):
         raise ExecutorError(f"executor {name!r} made a {type(made).__name__}",
                             expected="a concurrent.futures.Executor whose workers see the --out folder")
@@ -149,30 +155,50 @@ def _outcome(future: "concurrent.futures.Future[Any]") -> Any:
     try:
         return future.result()
     except pebble.ProcessExpired as e:
-        if e.exitcode == -signal.SIGXCPU:
-            return Died(True, f"used more than its {CPU_SECONDS} s of processor time")
-        name = signal.Signals(-e.exitcode).name if e.exitcode and e.exitcode < 0 else f"exit code {e.exitcode}"
-        return Died(False, f"the worker died: {name}")
+        return _killed("worker", -e.exitcode) if e.exitcode < 0 else Died(False, f"the worker died: exit code {e.exitcode}")
+    except AssemblerDied as e:
+        return _killed("assembler", e.signal_number)
     except concurrent.futures.TimeoutError:
-        return Died(True, f"did not end within {WALL_SECONDS} s")
+        return Died(True, "did not end in its time")
     except MemoryError:
         return Died(False, f"used more than {MEMORY_BYTES >> 30} GiB of memory")
+    except concurrent.futures.BrokenExecutor as e:
+        raise ExecutorError(f"the executor broke: {e}", expected="workers that start; what was finished is kept",
+                            action="run the same command again, which goes on from there; a script that calls sweep() needs "
+                                   "`if __name__ == '__main__':` around it, since workers import it") from None
+
+
+def _killed(who: str, number: int) -> Died:
+    if number == signal.SIGXCPU:
+        return Died(True, f"the {who} used more than its processor time")
+    name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
+    return Died(False, f"the {who} died: {name}")
 
 
 @contextlib.contextmanager
 def scratch_folder(out: Path) -> Iterator[Path]:
     """A folder for temporary files inside `out`, removed at the end; those of runs that were killed are removed too."""
     place = out / "tmp"
-    place.mkdir(parents=True, exist_ok=True)
-    for old in place.iterdir():
-        owner = old.name.split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            _remove(old)
-    mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=place))
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for old in place.iterdir():
+            _remove_if_left(old)
+        mine = Path(tempfile.mkdtemp(prefix="run-", dir=place))
+        held = FileLock(mine / "held")
+        held.acquire()
+    except OSError as e:
+        raise cannot_write(place, e) from None
     try:
         yield mine
     finally:
+        held.release()
         _remove(mine)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a scratch folder that no run holds: a lock dies with its holder, also in another container."""
+    with contextlib.suppress(OSError, Timeout), FileLock(folder / "held", timeout=0):
+        _remove(folder)
 
 
 def _remove(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The offline report: one JSON value, read and written here alone, and what a terminal shows of it."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ FIELDS = {"schema": str, "toolchain": dict, "model": str, "targets": list, "spac
           "counts": dict, "variants": list}
 VARIANT_FIELDS = {"id": str, "kernel": str, "kernel_digest": str, "target": str, "shape": dict, "schedule": dict,
                   "verdict": str, "stage": str, "reasons": list, "warnings": list}
+REASON_FIELDS = {"code": str, "detail": str, "lines": list}
 # Facts of the artefact: null in a variant that was rejected before they were known.
 FACT_FIELDS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns",
                "blocks_per_sm", "cubin_sha256")
@@ -53,6 +55,8 @@ def read_report(path: Path) -> Report:
         if not isinstance(variant, dict):
             raise ReportError(f"{path}: variant {i} is a {type(variant).__name__}", expected="an object")
         _check(variant, VARIANT_FIELDS, f"{path}: variant {i}")
+        for reason in variant["reasons"]:
+            _check(reason if isinstance(reason, dict) else {}, REASON_FIELDS, f"{path}: variant {i}: reason")
     return table
 
 
@@ -109,18 +113,19 @@ def print_summary(report: Report, console: "Console", out: Path) -> None:
             table.add_row(kernel, str(len(rows)), str(sum(v["verdict"] == "accepted" for v in rows)),
                           *(str(counts[c] or "") for c in codes))
         console.print(table)
-    counts = report["counts"]
-    console.print(f"{counts['variants']} variants: {counts['accepted']} accepted ({counts['accepted_cubins']} distinct "
-                  f"artefacts), {counts['rejected']} rejected, {counts['contract']} against a kernel's contract; "
-                  f"{counts['cached']} known before, in {report['seconds']:.1f} s", highlight=False)
-    audit = report["audit"]
-    console.print(f"audit: {audit['sampled']} early rejects compiled to the end, {len(audit['disagreed'])} of them "
-                  "would have been accepted", highlight=False)
+    counts, audit = report["counts"], report["audit"]
     example = next((v for v in report["variants"] if v["verdict"] != "accepted" and v["reasons"]), None)
-    console.print("next:", highlight=False)
-    console.print(f"  open {out / 'report.html'}", highlight=False, soft_wrap=True)
-    if example:
-        console.print(f"  tune-kernels show {example['id']} --out {out}    why one was rejected", highlight=False,
-                      soft_wrap=True)
-    console.print(f"  take {out} to a GPU machine with Triton {report['toolchain']['triton']}: accepted kernels launch "
-                  "there without compiling", highlight=False, soft_wrap=True)
+    lines = [
+        f"{counts['variants']} variants: {counts['accepted']} accepted ({counts['accepted_cubins']} distinct artefacts), "
+        f"{counts['rejected']} rejected, {counts['contract']} against a kernel's contract; {counts['cached']} known before, in "
+        f"{report['seconds']:.1f} s",
+        f"audit: {audit['sampled']} early rejects compiled to the end, {len(audit['disagreed'])} of them would have been "
+        "accepted",
+        "next:",
+        f"  open {out / 'report.html'}",
+        *([f"  tune-kernels show {example['id']} --out {shlex.quote(str(out))}    why one was rejected"] if example else []),
+        f"  take {out} to a GPU machine with Triton {report['toolchain']['triton']}: accepted kernels launch there without "
+        "compiling",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

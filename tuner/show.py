@@ -3,6 +3,7 @@
 import gzip
 import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ..schedules.schedule import schedule_from_dict
 from ..shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape
 from . import compile as compilation
 from .errors import ReportError
-from .report import Report
+from .report import Report, describe_schedule
 from .toolchain import disassemble
 
 SHAPES: tuple[type[KernelShape], ...] = (LinearShape, HeadShape, AttentionShape, MergeShape)
@@ -42,9 +43,22 @@ def code_of(report: Report, variant: dict[str, Any], out: Path) -> Code:
     """The variant's code: from the bundle, or compiled now, to the end, where it was rejected before there was any.
 
     Raises:
-        BundleError: the artefact is damaged. ReportError: it can't be compiled to the end either.
+        BundleError: the artefact is damaged. ReportError: the report is, or it can't be compiled to the end either.
         ToolchainError: nothing here can disassemble it.
     """
+    try:
+        return _code_of(report, variant, out)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as e:
+        raise _damaged(variant, e) from None
+
+
+def _damaged(variant: dict[str, Any], error: Exception) -> ReportError:
+    return ReportError(f"variant {variant['id']}: the report's entry can't be read: {type(error).__name__}: {error}",
+                       expected="an entry that tune-kernels --offline wrote",
+                       action="run tune-kernels --offline again: finished work is kept")
+
+
+def _code_of(report: Report, variant: dict[str, Any], out: Path) -> Code:
     if variant.get("artefact"):
         return _read(out, variant["artefact"], compiled_now=False)
     kernel = variant["kernel"]
@@ -82,3 +96,37 @@ def deciding_lines(sass: str, each: int = 3) -> list[str]:
             if shown[name] <= each:
                 lines.append(re.sub(r"\s+", " ", line).strip())
     return lines
+
+
+def describe(variant: dict[str, Any], code: Code | None, problem: str) -> list[str]:
+    """What a terminal shows of a variant, but for the whole of its code. Raises ReportError for a damaged entry."""
+    try:
+        return list(_describe(variant, code, problem))
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise _damaged(variant, e) from None
+
+
+def _describe(variant: dict[str, Any], code: Code | None, problem: str) -> Iterator[str]:
+    yield f"{variant['id']}  {variant['kernel']} on {variant['target']}: {variant['verdict']} at {variant['stage']}"
+    yield f"  shape     {', '.join(f'{k} {v}' for k, v in variant['shape'].items())}"
+    yield f"  schedule  {describe_schedule(variant['schedule'])}"
+    for reason in variant["reasons"]:
+        yield f"  {reason['code']}: {reason['detail']}"
+    for warning in variant["warnings"]:
+        yield f"  warning: {warning}"
+    if variant.get("registers") is not None:
+        yield (f"  {variant['registers']} registers, {variant['spill_store_bytes']} B spill stores, "
+               f"{variant['spill_load_bytes']} B spill loads, {variant['stack_bytes']} B stack, "
+               f"{variant['shared_bytes']:,} B shared, {variant['tmem_columns']} TMEM columns, "
+               f"{variant['blocks_per_sm']} blocks an SM")
+    yield "lines that decided:"
+    for line in dict.fromkeys([*(x for r in variant["reasons"] for x in r["lines"]), *variant.get("lines", [])]):
+        yield f"  {line}"
+    if code is None:
+        yield f"no code: {problem}"
+        return
+    when = f" (compiled now, to the end: it was rejected at {variant['stage']})" if code.compiled_now else ""
+    counts = ", ".join(f"{n} {name}" for name, n in code.counts.items()) or "no tensor-core instruction, no spill"
+    yield f"SASS{when}: {counts}"
+    for line in deciding_lines(code.sass):
+        yield f"  {line}"

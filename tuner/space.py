@@ -8,13 +8,14 @@ artefact to show.
 
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..kernels import registry
-from ..schedules.schedule import Schedule, check_knob, knobs, schedule_from_dict
+from ..schedules.schedule import Schedule, check_knob, schedule_from_dict
 from ..shapes.fields import Fields, nearest, read_table
 from ..shapes.model import KernelShape
 from ..shapes.target import ARCHES, Target
@@ -64,7 +65,7 @@ def load_space(name_or_path: str) -> Space:
         SpaceError: unknown name; a file that can't be read; a kernel, target or knob that doesn't exist; an empty list.
     """
     path = SHIPPED / f"{name_or_path}.toml" if name_or_path in shipped_names() else Path(name_or_path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise SpaceError(f"unknown space {name_or_path!r}{nearest(name_or_path, shipped_names())}",
                          expected=f"one of {', '.join(shipped_names())}, or the path of a TOML file",
                          action="copy tuner/spaces/default.toml and change it")
@@ -155,8 +156,3 @@ def reject(candidate: Candidate) -> Candidate:
             problem = f"at least {needed:,} B of shared memory a block; {candidate.target.arch} has {limit:,} B"
             code = "resource_limit"
     return Candidate(candidate.kernel, candidate.shape, candidate.schedule, candidate.target, problem, code)
-
-
-def knob_names(kernel: str) -> list[str]:
-    """The knobs of a kernel, for help texts."""
-    return knobs(registry.TUNABLE[kernel].schedule_type)

@@ -1,5 +1,6 @@
 """The toolchain: Triton, and the assembler and disassembler in its wheel. Asked once, before a sweep starts."""
 
+import os
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from ..shapes.target import Target
 from .errors import ToolchainError
 
 SUPPORTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
+# They change what is compiled, and no key holds them.
+REFUSED_VARIABLES = ("DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "LLVM_PASS_PLUGIN_PATH", "TRITON_DEFAULT_BACKEND",
+                     "TRITON_ENABLE_ASAN", "TRITON_INTERPRET", "TRITON_KERNEL_OVERRIDE", "TRITON_OVERRIDE_ARCH")
 ELF_ARCH_OFFSET = 0x31  # the byte of e_flags that holds the architecture in the ELF of CUDA 12.8 and later
 
 
@@ -70,6 +74,9 @@ def read_toolchain(targets: list[Target], numerics: Numerics) -> Toolchain:
     if ".".join(triton.__version__.split(".")[:2]) not in SUPPORTED_TRITON:
         raise ToolchainError(f"Triton {triton.__version__}", expected="Triton 3.6 to 3.9",
                              action="pip install 'triton>=3.6,<3.10'")
+    if refused := [name for name in REFUSED_VARIABLES if os.environ.get(name)]:
+        raise ToolchainError(f"{', '.join(refused)} set in the environment", expected="the compiler as it comes",
+                             action=f"unset {' '.join(refused)}")
     for target in targets:
         check_assembler(target)
         check_numerics(target, numerics)

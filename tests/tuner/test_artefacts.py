@@ -14,8 +14,9 @@ from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule, MergeSchedule, Schedule
 from tune_kernels.shapes.model import LinearShape, load_model_shape
 from tune_kernels.shapes.target import ARCHES, load_arch
-from tune_kernels.tuner.compile import Record, compile_task, make_task, wanted_instructions
+from tune_kernels.tuner.compile import compile_task, make_task, wanted_instructions
 from tune_kernels.tuner.inspection import Verdict, judge
+from tune_kernels.tuner.record import Record
 
 pytestmark = pytest.mark.compiles
 RECIPE = load_recipe("fp8-v1")

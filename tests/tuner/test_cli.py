@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.model import load_model_shape
-from tune_kernels.tuner.report import SCHEMA, read_report
+from tune_kernels.tuner.report import SCHEMA, find_variant, read_report
+from tune_kernels.tuner.show import describe
 from tune_kernels.tuner.space import load_space
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,8 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["--max-spill-bytes", "-1"], ["--max-spill-bytes"]),
     (["--no-such-flag"], ["No such option"]),
     (["--out", "/dev/null/x"], ["/dev/null/x", "--out"]),
+    (["--model", "m" * 300], ["unknown model"]),
+    (["--space", "s" * 300], ["unknown space"]),
 ]
 
 
@@ -113,6 +116,45 @@ def test_a_toolchain_too_old_for_the_target_is_said_before_the_sweep(tmp_path: P
     assert "Value 'sm_103a' is not defined" in done.stderr
     assert "to do:" in done.stderr
     assert not (tmp_path / "out" / "records").exists()
+
+
+@pytest.mark.parametrize("name", ["DISABLE_PTXAS_OPT", "TRITON_INTERPRET", "DISABLE_LLVM_OPT"])
+def test_a_switch_that_no_key_holds_is_refused(tmp_path: Path, name: str) -> None:
+    done = tune("--offline", "--target", "sm_90", "--out", str(tmp_path), **{name: "1"})
+    assert done.returncode == 1
+    assert f"unset {name}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_with_odd_characters(tmp_path: Path, swept: Path) -> None:
+    out = tmp_path / "a b [red]é[/x]"
+    done = tune("--offline", "--space", str(swept.parent / "space.toml"), "--target", "sm_90", "--kernel", "down", "--out",
+                str(out))
+    assert done.returncode == 0, done.stderr
+    assert "a b [red]é[/x]/report.html" in done.stdout
+    assert (out / "report.json").is_file()
+
+
+@pytest.mark.parametrize("change", [{"kernel": "nothing"}, {"artefact": 5}, {"lines": 5}, {"shape": {"N": "4"}}, {"shape": {}},
+                                    {"schedule": {}}, {"spill_store_bytes": None, "shared_bytes": None}, {"reasons": ["x"]},
+                                    {"artefact": None, "kernel": "merge"}], ids=str)
+def test_show_on_a_damaged_entry(tmp_path: Path, swept: Path, change: dict[str, Any]) -> None:
+    report = read_report(swept)
+    variant = next(v for v in report["variants"] if v["verdict"] == "accepted")
+    variant.update(change)
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    done = tune("show", variant["id"], "--out", str(tmp_path))
+    assert "Traceback" not in done.stderr
+    assert "can't be read" in done.stdout + done.stderr or "expected" in done.stdout + done.stderr
+
+
+def test_the_readmes_python_example_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    script = tmp_path / "example.py"
+    script.write_text(text.replace('kernels=("down",)', 'kernels=("merge",)').replace("build/llama", str(tmp_path / "out")))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "'accepted':" in done.stdout
 
 
 def test_nothing_survived_is_exit_1(tmp_path: Path) -> None:
@@ -226,7 +268,7 @@ def only_user_errors(read: Any, path: Path) -> None:
         read(path)
     except UserError as e:
         message = str(e)
-    assert path.name in message, "an error names the file"
+    assert path.name in message or "variant" in message, "an error names the file or the entry"
 
 
 @FUZZ
@@ -248,7 +290,7 @@ def test_broken_shape_files(tmp_path: Path, cuts: list[tuple[int, int, str]]) ->
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
           "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "rms_norm_eps": 1e-5,
           "max_position_embeddings": 8192, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
-JSON_VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**70, 2**70) | st.floats() | st.text(max_size=5),
+JSON_VALUES = st.recursive(st.none() | st.booleans() | st.integers(-10**400, 10**400) | st.floats() | st.text(max_size=5),
                            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3))
 
 
@@ -273,4 +315,10 @@ def test_configs_with_a_wrong_value(tmp_path: Path, name: str, value: Any) -> No
 def test_broken_reports(tmp_path: Path, swept: Path, cuts: list[tuple[int, int, str]]) -> None:
     path = tmp_path / "report.json"
     path.write_text(damage((swept / "report.json").read_text(), cuts))
-    only_user_errors(read_report, path)
+
+    def look(path: Path) -> None:
+        report = read_report(path)
+        for variant in report["variants"]:
+            describe(find_variant(report, variant["id"]), None, "")
+
+    only_user_errors(look, path)

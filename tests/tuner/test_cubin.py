@@ -14,8 +14,9 @@ from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import MergeSchedule
 from tune_kernels.shapes.model import load_model_shape
 from tune_kernels.shapes.target import ARCHES
-from tune_kernels.tuner.compile import Record, compile_task, make_task
+from tune_kernels.tuner.compile import compile_task, make_task
 from tune_kernels.tuner.cubin import Unreadable, read_cubin
+from tune_kernels.tuner.record import Record
 from tune_kernels.tuner.toolchain import disassemble
 
 pytestmark = pytest.mark.compiles

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tune_kernels.kernels.operation import Instructions
 from tune_kernels.shapes.target import load_arch
-from tune_kernels.tuner.compile import Record
 from tune_kernels.tuner.inspection import blocks_per_sm, dots_of, judge, log_lines, ptx_lines
+from tune_kernels.tuner.record import Record
 
 H200, B300 = load_arch("sm_90"), load_arch("sm_103")
 WANTED = Instructions(required=("UTCQMMA",), forbidden=("HMMA",))

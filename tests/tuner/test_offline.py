@@ -17,6 +17,7 @@ from tune_kernels.tuner import compile as compilation
 from tune_kernels.tuner.errors import OutputError
 from tune_kernels.tuner.inspection import CODES, STAGES
 from tune_kernels.tuner.offline import Progress, Request, sweep
+from tune_kernels.tuner.record import record_path
 from tune_kernels.tuner.report import FACT_FIELDS, VARIANT_FIELDS, read_report
 
 pytestmark = pytest.mark.compiles
@@ -136,6 +137,49 @@ def test_what_is_damaged_is_compiled_again_and_nothing_else(swept: Path, space: 
         bundle.read(place)
 
 
+def test_a_cubin_that_is_not_the_records_is_replaced(swept: Path, space: str, tmp_path: Path) -> None:
+    """A whole artefact of the same size and name, from another compiler's switches: neither a run nor --fresh may keep it."""
+    for number, fresh in enumerate((False, True)):
+        out = tmp_path / str(number)
+        shutil.copytree(swept, out)
+        one = next(v for v in read_report(out)["variants"] if v["verdict"] == "accepted")
+        place = out / "artefacts" / one["artefact"]
+        cubin = next(place.glob("*.cubin"))
+        data = bytearray(cubin.read_bytes())
+        data[-1] ^= 1
+        cubin.write_bytes(data)
+        digests = json.loads((place / "sha256.json").read_text())
+        (place / "sha256.json").write_text(json.dumps({**digests, cubin.name: bundle.sha256(bytes(data))}))
+        bundle.read(place)
+        again = sweep(request(out, space, fresh=fresh))
+        assert essence(again) == essence(read_report(swept))
+        for variant in again["variants"]:
+            if variant["verdict"] == "accepted":
+                files = bundle.read(out / "artefacts" / variant["artefact"])
+                assert bundle.sha256(next(d for n, d in files.items() if n.endswith(".cubin"))) == variant["cubin_sha256"]
+
+
+def test_a_killed_assembler_is_no_verdict(tmp_path: Path, space: str) -> None:
+    """It dies once, for want of memory say; the next run must try again."""
+    from tune_kernels.shapes.target import load_arch
+    from tune_kernels.tuner.toolchain import ptxas_path
+
+    wrapper, died = tmp_path / "ptxas", tmp_path / "died"
+    real = ptxas_path(load_arch("sm_90"))
+    wrapper.write_text(f'#!/bin/sh\ncase " $* " in *" -v "*) [ -e {died} ] || {{ touch {died}; kill -KILL $$; }};; esac\n'
+                       f'exec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    run = command(tmp_path / "out", space, "--kernel", "merge", "--json")
+    environment = {**os.environ, "TRITON_PTXAS_PATH": str(wrapper), "TRITON_PTXAS_BLACKWELL_PATH": str(wrapper)}
+    first = json.loads(subprocess.run(run, capture_output=True, text=True, env=environment).stdout)
+    report = read_report(tmp_path / "out")
+    second = json.loads(subprocess.run(run, capture_output=True, text=True, env=environment).stdout)
+    assert died.exists()
+    assert "the assembler died: SIGKILL" in [r["detail"] for v in report["variants"] for r in v["reasons"]]
+    assert second["counts"]["variants"] - second["counts"]["cached"] == 1
+    assert second["counts"]["accepted"] == 3 >= first["counts"]["accepted"]
+
+
 def test_fresh_compiles_anew(swept: Path, space: str, tmp_path: Path) -> None:
     out = tmp_path / "copy"
     shutil.copytree(swept, out)
@@ -162,7 +206,7 @@ def test_a_worker_that_dies_is_reported_and_tried_again_next_time(tmp_path: Path
     def one_dies(executor: Any, function: Any, tasks: Any, *, in_flight: int) -> Any:
         for i, (task, result) in enumerate(original(executor, function, tasks, in_flight=in_flight)):
             if i == 0:
-                compilation.record_path(tmp_path, task.record_key).unlink()
+                record_path(tmp_path, task.record_key).unlink()
                 result = pool.Died(True, "used more than its 60 s of processor time")
             yield task, result
 
