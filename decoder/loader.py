@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ..shapes.fields import read_table
-from ..shapes.model import load_model_shape
+from ..shapes.model import ModelShape, load_model_shape
 from .config import ModelConfig, config_for_shape, load_config
 from .errors import LoadError
 from .gguf import SMOLLM2_PACKAGE, find_smollm2, load_gguf
@@ -60,10 +60,10 @@ def random_seed(weights: str) -> int | None:
     return int(text)
 
 
-def load_checkpoint(weights: str, model: str | None, device: torch.device) -> Checkpoint:
+def load_checkpoint(weights: str, model: str | ModelShape | None, device: torch.device) -> Checkpoint:
     """The configuration and every tensor of a model, checked.
 
-    weights: a path, `smollm2`, or `random:SEED` with `model` a shape's name or the path of a config.json.
+    weights: a path, `smollm2`, or `random:SEED` with `model` a shape, its name, or the path of a config.json.
 
     Raises:
         LoadError: nothing there; an unsupported feature; a tensor that is missing, left over, misshapen or not finite.
@@ -72,7 +72,7 @@ def load_checkpoint(weights: str, model: str | None, device: torch.device) -> Ch
     if seed is not None:
         if model is None:
             raise LoadError("random weights need a model shape", action="pass model, such as model='qwen2.5-0.5b'")
-        config = config_for_shape(load_model_shape(model))
+        config = config_for_shape(load_model_shape(model) if isinstance(model, str) else model)
         return Checkpoint(config, random_tensors(expected_tensors(config.shape), seed, device), weights, None)
     if model is not None:
         raise LoadError(f"model {model!r} beside weights {weights!r}", expected="model with random:SEED only; "

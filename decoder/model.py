@@ -52,7 +52,7 @@ def attend(layer_index: int, qkv: torch.Tensor, shape: ModelShape, rope: tuple[t
            rows: Rows) -> torch.Tensor:
     """Attention of one layer over the keys that `rows` gives: qkv [rows, (num_heads + 2 num_kv_heads) * head_dim];
     appends the new keys and values; [rows, num_heads * head_dim] in qkv's type."""
-    heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
+    heads = qkv.reshape(qkv.shape[0], -1, shape.head_dim)
     q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
     rows.append(layer_index, rotate(k, *rope), v)
     q = rotate(q, *rope)
@@ -65,7 +65,7 @@ def attend(layer_index: int, qkv: torch.Tensor, shape: ModelShape, rope: tuple[t
             k_chunk, v_chunk = rows.read(layer_index, group, index)
             attention.add(index, k_chunk, v_chunk, group.first)
         out.append(attention.result())
-    return (out[0] if len(out) == 1 else torch.cat(out)).to(qkv.dtype).view(qkv.shape[0], -1)
+    return (out[0] if len(out) == 1 else torch.cat(out)).to(qkv.dtype).reshape(qkv.shape[0], -1)
 
 
 def run_layer(index: int, layer: Layer, x: torch.Tensor, normed: torch.Tensor, shape: ModelShape,
