@@ -91,7 +91,7 @@ def load_tiny(tiny_folders: dict[str, Path], recipe_of: Callable[..., Recipe]) -
 @pytest.fixture(scope="session")
 def tiny_shape() -> ModelShape:
     """For random weights: fast, and without a tokenizer."""
-    return ModelShape("tiny", "llama", 32, 64, 2, 2, 1, 16, 61, 10000.0, 1e-5, False, True, 512, "tests")
+    return ModelShape("tiny", "llama", 32, 64, 2, 2, 1, 16, 61, 10000.0, 1e-5, False, False, 512, "tests")
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,8 @@ def test_a_branch_has_the_bits_of_the_sequence(recipe: str, load_tiny: Callable[
     run(decoder, cache, TOKENS[:35])
     lengths, steps = [12, 14, 15, 16, 17, 30, 31, 32, 35], 5
     own = Branches(cache, lengths, steps)
-    rows = [decoder.model.forward([TOKENS[(b + 3 * s) % 70] for b in range(len(lengths))], own).final for s in range(steps)]
+    rows = [decoder.model.forward([TOKENS[(b + 3 * s) % 70] for b in range(len(lengths))], own).final
+            for s in range(steps)]
     for b, length in enumerate(lengths):
         alone = decoder.model.new_cache(100)
         run(decoder, alone, TOKENS[:length])
@@ -84,7 +85,7 @@ def test_random_weights_follow_their_rule(tiny_shape: ModelShape) -> None:
 
 
 def test_rope_scaling_is_hugging_faces(make_model: Callable[..., Path], tmp_path: Path, recipe_of: Any) -> None:
-    """cases.md, Decoding 22: llama3 and YaRN scale by the configuration alone, so short and long prompts rotate alike."""
+    """cases.md, Decoding 22: llama3 and YaRN scale by the configuration alone: short and long prompts rotate alike."""
     from transformers import AutoModelForCausalLM
 
     scalings = {

@@ -19,7 +19,8 @@ class Case:
     K: int
 
 
-CASES = [Case(recipe, n, k) for recipe in ("fp32", "bf16", "fp8-v1") for n, k in ((16, 64), (49, 576), (200, 33), (7, 130))]
+SIZES = ((16, 64), (49, 576), (200, 33), (7, 130))
+CASES = [Case(recipe, n, k) for recipe in ("fp32", "bf16", "fp8-v1") for n, k in SIZES]
 
 
 def same(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -28,7 +29,8 @@ def same(x: torch.Tensor, y: torch.Tensor) -> None:
     assert x.shape == y.shape
     width = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()]
     differ = (x.contiguous().view(width) != y.contiguous().view(width)).nonzero()
-    assert differ.numel() == 0, f"first difference at {differ[0].tolist()}: {x[tuple(differ[0])]} and {y[tuple(differ[0])]}"
+    at = tuple(differ[0].tolist()) if differ.numel() else ()
+    assert not at, f"first difference at {at}: {x[at]} and {y[at]}"
 
 
 def wide_range(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
