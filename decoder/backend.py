@@ -49,6 +49,8 @@ class Model(Protocol):
     shape: ModelShape
     device: "torch.device"
     notes: BackendNotes
+    embedding: "torch.Tensor"  # [vocab_size, hidden_size]: an EAGLE-3 drafter without its own reads it
+    vocab_limit: int  # no id at or beyond it is ever emitted
 
     def new_cache(self, capacity: int) -> "KVCache":
         """A cache for one sequence of up to `capacity` tokens."""

@@ -7,8 +7,6 @@ the rest.
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from .backend import Model
 from .drafter import Branch, Outcome, likely_outcomes
 from .kv_cache import Appended, Branches, KVCache
@@ -85,5 +83,4 @@ class SmallModelDrafter:
             final = self.model.forward(last, own).final
             last = choose_rows(self.model, final, self.chooser, own.positions)
             drafted.append(last)
-        columns = np.array(drafted).T.tolist()
-        return dict(zip(outcomes, columns))
+        return {key: list(column) for key, column in zip(outcomes, zip(*drafted))}
