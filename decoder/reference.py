@@ -1,0 +1,140 @@
+"""Check 2, reference: are the logits those of Hugging Face's implementation?
+
+Judged at every position of one long context, over the tokenizer's ids, by total variation distance between the two
+distributions (half the sum of absolute differences, 0..1) and by the winning token. Cached one-token decoding is compared
+around every chunk boundary as well. Bounds live here, with the recipe they belong to.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .check import CheckResult
+from .engine import Decoder
+from .errors import LoadError
+from .fp8_reference import replace_projections
+from .kv_cache import Appended
+from .loader import Checkpoint
+from .weights import HEAD
+
+AROUND = 3  # positions on either side of a chunk boundary at which cached decoding is compared
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """top1: least share of positions with the same winner; median, worst: largest total variation; None sets no bound.
+    boundary: how many times the worst of the other positions a position after a chunk boundary may reach."""
+
+    top1: float | None
+    median: float
+    worst: float
+    boundary: float
+
+
+BOUNDS = {
+    "fp32": Bounds(1.0, 1e-4, 1e-4, 1.0),
+    "bf16": Bounds(None, 0.01, 0.05, 1.0),
+    "e4m3": Bounds(None, 0.02, 0.15, 1.0),
+}
+
+
+def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """Hugging Face's own model of a checkpoint, loaded by Hugging Face where there is a file."""
+    from transformers import AutoModelForCausalLM
+
+    path = checkpoint.path
+    if path is not None:
+        where = {"gguf_file": path.name} if path.is_file() else {}
+        folder = path.parent if path.is_file() else path
+        return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True, **where).eval()
+    return _from_tensors(checkpoint).to(dtype).eval()
+
+
+def _from_tensors(checkpoint: Checkpoint) -> Any:
+    """Hugging Face's model with the tensors of a checkpoint that has no file: random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = checkpoint.config.shape
+    rope = {**(shape.rope_scaling or {"rope_type": "default"}), "rope_theta": shape.rope_theta}
+    config = AutoConfig.for_model(
+        shape.architecture, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size, num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim, rms_norm_eps=shape.rms_norm_eps,
+        tie_word_embeddings=shape.tie_embeddings, max_position_embeddings=shape.max_position, rope_parameters=rope)
+    model = AutoModelForCausalLM.from_config(config)
+    missing, unexpected = model.load_state_dict(checkpoint.tensors, strict=False)
+    if unexpected or set(missing) - {HEAD}:
+        raise LoadError(f"Hugging Face's model lacks {missing} and doesn't know {unexpected}")
+    return model
+
+
+def reference_model(checkpoint: Checkpoint, recipe_linear: str) -> Any:
+    """What a recipe is judged against: the model in the recipe's type, its projections replaced where they are e4m3."""
+    if recipe_linear == "fp32":
+        return hugging_face_model(checkpoint, torch.float32)
+    model = hugging_face_model(checkpoint, torch.bfloat16)
+    return replace_projections(model) if recipe_linear == "e4m3" else model
+
+
+def probabilities(logits: torch.Tensor) -> np.ndarray:
+    """[rows, V] in fp64."""
+    return torch.softmax(logits.double(), dim=-1).cpu().numpy()
+
+
+def compare_with_reference(decoder: Decoder, model: Any, tokens: list[int], linear: str) -> Iterator[CheckResult]:
+    """The reference checks on one context that crosses chunk boundaries.
+
+    decoder: in the recipe under judgement; model: from `reference_model`; tokens: prompt ids; linear: the recipe's.
+    """
+    limit, chunk, bounds = decoder.model.vocab_limit, decoder.recipe.kv_chunk, BOUNDS[linear]
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0, :, :limit].float()
+    cache = decoder.model.new_cache(len(tokens))
+    prefilled = decoder.model.logits(decoder.model.forward(tokens, Appended(cache, len(tokens))).final)[:, :limit]
+    p, q = probabilities(prefilled), probabilities(expected)
+    distance = 0.5 * np.abs(p - q).sum(-1)
+    worst, median = int(distance.argmax()), float(np.median(distance))
+    numbers = {"positions": len(tokens), "median_tv": median, "worst_tv": float(distance[worst]), "worst_position": worst}
+    yield CheckResult("reference", "total variation, prefill", median <= bounds.median and distance[worst] <= bounds.worst,
+                      f"median {median:.2e} (bound {bounds.median:g}), worst {distance[worst]:.2e} at position {worst} "
+                      f"(bound {bounds.worst:g})", numbers)
+    differ = np.flatnonzero(p.argmax(-1) != q.argmax(-1))
+    share = 1 - len(differ) / len(tokens)
+    yield CheckResult("reference", "top-1, prefill", bounds.top1 is None or share >= bounds.top1,
+                      f"{share:.4f} of positions" + (f", first difference at {differ[0]}" if len(differ) else ""),
+                      {"top1": share})
+    yield from _boundaries(distance, chunk, bounds)
+    yield _decoded(decoder, tokens, prefilled)
+
+
+def _boundaries(distance: np.ndarray, chunk: int, bounds: Bounds) -> Iterator[CheckResult]:
+    """Positions from the first chunk boundary on, against those before it."""
+    before, after = distance[:chunk], distance[chunk:]
+    if len(after):
+        at = int(after.argmax()) + chunk
+        limit = max(bounds.boundary * float(before.max()), bounds.median)
+        yield CheckResult("reference", "positions after a chunk boundary", float(after.max()) <= limit,
+                          f"worst {after.max():.2e} at position {at}; worst before the first boundary {before.max():.2e}",
+                          {"after": float(after.max()), "before": float(before.max()), "position": at})
+
+
+def _decoded(decoder: Decoder, tokens: list[int], prefilled: torch.Tensor) -> CheckResult:
+    """Cached decoding, a token at a time, around every boundary: the bits of prefill, hence its distance."""
+    chunk, model = decoder.recipe.kv_chunk, decoder.model
+    cache = model.new_cache(len(tokens))
+    fed, compared = 0, 0
+    for boundary in range(chunk, len(tokens), chunk):
+        first = max(boundary - AROUND, fed)
+        if first > fed:
+            model.forward(tokens[fed:first], Appended(cache, first - fed))
+        for at in range(first, min(boundary + AROUND, len(tokens))):
+            row = model.logits(model.forward(tokens[at:at + 1], Appended(cache, 1)).final)[0, :prefilled.shape[1]]
+            compared += 1
+            if not torch.equal(row, prefilled[at]):
+                return CheckResult("reference", "cached decoding", False, f"position {at} differs from prefill")
+            fed = at + 1
+    return CheckResult("reference", "cached decoding", compared > 0, f"{compared} positions around chunk boundaries: the bits "
+                       "of prefill" if compared else "the context crosses no chunk boundary", {"positions": compared})
