@@ -21,6 +21,12 @@ class CheckResult:
         return asdict(self)
 
 
+def result(kind: str, name: str, passed: object, detail: str, **numbers: float) -> CheckResult:
+    """A CheckResult of plain Python values, whatever numpy made of them."""
+    plain = {key: int(value) if isinstance(value, int) else float(value) for key, value in numbers.items()}
+    return CheckResult(kind, name, bool(passed), detail, plain)
+
+
 @dataclass(frozen=True)
 class Check:
     """A check by name, still to be run. `run` returns what is wrong, or an empty string."""

@@ -13,7 +13,7 @@ from ..shapes.errors import ShapeError
 from ..shapes.fields import read_table
 from ..shapes.model import ModelShape, load_model_shape
 from .errors import LoadError
-from .rope import rope_kind
+from .rope import frequencies
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def refuse_unsupported(table: dict[str, Any], shape: ModelShape, where: str) -> 
         refuse("mlp_bias", "a bias in the MLP")
     if table.get("attention_bias") and shape.architecture != "qwen2":
         refuse("attention_bias", "a bias in every attention projection")
-    rope_kind(shape.rope_scaling)
+    frequencies(shape)
 
 
 def _eos_ids(generation: dict[str, Any], config: dict[str, Any], path: Path) -> frozenset[int]:
@@ -93,5 +93,5 @@ def _notes(generation: dict[str, Any]) -> tuple[str, ...]:
 
 def config_for_shape(shape: ModelShape, eos_ids: Iterable[int] = ()) -> ModelConfig:
     """The configuration of a model with random weights."""
-    rope_kind(shape.rope_scaling)
+    frequencies(shape)
     return ModelConfig(shape, frozenset(eos_ids))

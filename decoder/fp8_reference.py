@@ -26,16 +26,17 @@ def fake_quantise(x: torch.Tensor) -> torch.Tensor:
 
 
 class FakeQuantisedLinear(nn.Module):
-    """y = fake_quantise(x) @ fake_quantise(w).T + bias, in fp32, returned in x's type."""
+    """y = fake_quantise(x) @ fake_quantise(w).T + bias, in fp32 (fp64 where x is fp64), returned in x's type."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = fake_quantise(linear.weight.detach().float())
+        self.weight = fake_quantise(linear.weight.detach().float())  # no parameter: keeps its type when the model's changes
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K]; [..., N]."""
-        y = (fake_quantise(x.float()) @ self.weight.T).to(x.dtype)
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        y = (fake_quantise(x.to(wide)) @ self.weight.to(wide).T).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .check import CheckResult
+from .check import CheckResult, result
 from .engine import Decoder
 from .errors import RequestError
 from .kv_cache import Appended
@@ -78,15 +78,15 @@ def text_checks(tally: Tally, linear: str) -> Iterator[CheckResult]:
     """Perplexity, agreement and divergence within the recipe's bounds."""
     bounds, n = BOUNDS[linear], tally.positions
     ours, plain = math.exp(tally.nll / n), math.exp(tally.nll_fp32 / n)
-    yield CheckResult("quality", "perplexity", ours <= bounds.perplexity * plain,
-                      f"{ours:.4f} over {n} tokens; fp32 {plain:.4f}; ratio {ours / plain:.5f} (bound {bounds.perplexity})",
-                      {"perplexity": ours, "fp32": plain, "tokens": n})
+    yield result("quality", "perplexity", ours <= bounds.perplexity * plain,
+                 f"{ours:.4f} over {n} tokens; fp32 {plain:.4f}; ratio {ours / plain:.5f} (bound {bounds.perplexity})",
+                 perplexity=ours, fp32=plain, tokens=n)
     share = tally.same / n
-    yield CheckResult("quality", "top-1 agreement with fp32", share >= bounds.top1, f"{share:.5f} (bound {bounds.top1})",
-                      {"top1": share})
+    yield result("quality", "top-1 agreement with fp32", share >= bounds.top1, f"{share:.5f} (bound {bounds.top1})",
+                 top1=share)
     kl = max(tally.kl / n, 0.0)
-    yield CheckResult("quality", "KL divergence from fp32", kl <= bounds.kl, f"{kl:.3e} nats a token (bound {bounds.kl})",
-                      {"kl_nats": kl})
+    yield result("quality", "KL divergence from fp32", kl <= bounds.kl, f"{kl:.3e} nats a token (bound {bounds.kl})",
+                 kl_nats=kl)
 
 
 def load_task(path: Path) -> dict[str, Any]:
@@ -117,5 +117,5 @@ def _is_right(decoder: Decoder, question: str, answers: list[str]) -> bool:
 def task_check(decoder: Decoder, fp32: Decoder, task: dict[str, Any], linear: str) -> CheckResult:
     """The recipe loses at most a few items against fp32."""
     ours, plain, n = right_answers(decoder, task), right_answers(fp32, task), len(task["items"])
-    return CheckResult("quality", f"task {task['name']}", ours >= plain - BOUNDS[linear].items,
-                       f"{ours} of {n} items right; fp32 {plain}", {"right": ours, "fp32": plain, "items": n})
+    return result("quality", f"task {task['name']}", ours >= plain - BOUNDS[linear].items,
+                  f"{ours} of {n} items right; fp32 {plain}", right=ours, fp32=plain, items=n)

@@ -2,7 +2,11 @@
 
 Judged at every position of one long context, over the tokenizer's ids, by total variation distance between the two
 distributions (half the sum of absolute differences, 0..1) and by the winning token. Cached one-token decoding is compared
-around every chunk boundary as well. Bounds live here, with the recipe they belong to.
+around every chunk boundary as well. Bounds live here, with the precision they belong to.
+
+Two bf16 implementations differ by their roundings, Hugging Face's of the logits among them, and that alone can break a
+bound. Then both are measured against the same weights in fp64: the check passes only where this decoder is as near to them
+as Hugging Face's bf16 is, in the median and in the worst position, within MARGIN, and the result says so.
 """
 
 from collections.abc import Iterator
@@ -12,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .check import CheckResult
+from .check import CheckResult, result
 from .engine import Decoder
 from .errors import LoadError
 from .fp8_reference import replace_projections
@@ -20,13 +24,15 @@ from .kv_cache import Appended
 from .loader import Checkpoint
 from .weights import HEAD
 
+MARGIN = 1.25  # two equally good roundings of 600 positions differ by less, in median and worst total variation from fp64
 AROUND = 3  # positions on either side of a chunk boundary at which cached decoding is compared
 
 
 @dataclass(frozen=True)
 class Bounds:
     """top1: least share of positions with the same winner; median, worst: largest total variation; None sets no bound.
-    boundary: how many times the worst of the other positions a position after a chunk boundary may reach."""
+    boundary: how many times the first chunk's median total variation a later chunk's median may reach, where it is above
+    `median`."""
 
     top1: float | None
     median: float
@@ -35,9 +41,9 @@ class Bounds:
 
 
 BOUNDS = {
-    "fp32": Bounds(1.0, 1e-4, 1e-4, 1.0),
-    "bf16": Bounds(None, 0.01, 0.05, 1.0),
-    "e4m3": Bounds(None, 0.02, 0.15, 1.0),
+    "fp32": Bounds(1.0, 1e-4, 1e-4, 2.0),
+    "bf16": Bounds(None, 0.01, 0.05, 2.0),
+    "e4m3": Bounds(None, 0.02, 0.15, 2.0),
 }
 
 
@@ -71,12 +77,30 @@ def _from_tensors(checkpoint: Checkpoint) -> Any:
     return model
 
 
-def reference_model(checkpoint: Checkpoint, recipe_linear: str) -> Any:
+def reference_model(checkpoint: Checkpoint, linear: str) -> Any:
     """What a recipe is judged against: the model in the recipe's type, its projections replaced where they are e4m3."""
-    if recipe_linear == "fp32":
+    if linear == "fp32":
         return hugging_face_model(checkpoint, torch.float32)
     model = hugging_face_model(checkpoint, torch.bfloat16)
-    return replace_projections(model) if recipe_linear == "e4m3" else model
+    return replace_projections(model) if linear == "e4m3" else model
+
+
+def in_fp64(model: Any) -> Any:
+    """A bf16 reference model with the same weights and fp64 arithmetic, but for its norms and RoPE, which Hugging Face
+    computes in fp32. Changes the model itself."""
+    return model.double()
+
+
+def reference_probabilities(model: Any, tokens: list[int], limit: int) -> np.ndarray:
+    """[positions, limit] in fp64, all positions in one pass."""
+    with torch.inference_mode():
+        return probabilities(model(torch.tensor([tokens])).logits[0, :, :limit])
+
+
+def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """[positions], 0..1."""
+    distance: np.ndarray = 0.5 * np.abs(p - q).sum(-1)
+    return distance
 
 
 def probabilities(logits: torch.Tensor) -> np.ndarray:
@@ -90,35 +114,48 @@ def compare_with_reference(decoder: Decoder, model: Any, tokens: list[int], line
     decoder: in the recipe under judgement; model: from `reference_model`; tokens: prompt ids; linear: the recipe's.
     """
     limit, chunk, bounds = decoder.model.vocab_limit, decoder.recipe.kv_chunk, BOUNDS[linear]
-    with torch.inference_mode():
-        expected = model(torch.tensor([tokens])).logits[0, :, :limit].float()
+    q = reference_probabilities(model, tokens, limit)
     cache = decoder.model.new_cache(len(tokens))
     prefilled = decoder.model.logits(decoder.model.forward(tokens, Appended(cache, len(tokens))).final)[:, :limit]
-    p, q = probabilities(prefilled), probabilities(expected)
-    distance = 0.5 * np.abs(p - q).sum(-1)
+    p = probabilities(prefilled)
+    distance = total_variation(p, q)
     worst, median = int(distance.argmax()), float(np.median(distance))
-    numbers = {"positions": len(tokens), "median_tv": median, "worst_tv": float(distance[worst]), "worst_position": worst}
-    yield CheckResult("reference", "total variation, prefill", median <= bounds.median and distance[worst] <= bounds.worst,
-                      f"median {median:.2e} (bound {bounds.median:g}), worst {distance[worst]:.2e} at position {worst} "
-                      f"(bound {bounds.worst:g})", numbers)
+    within = bool(median <= bounds.median and distance[worst] <= bounds.worst)
+    yield result("reference", "total variation, prefill", within or linear != "fp32",
+                 f"median {median:.2e} (bound {bounds.median:g}), worst {distance[worst]:.2e} at position {worst} "
+                 f"(bound {bounds.worst:g})" + ("" if within else ": beyond; judged against fp64 next"),
+                 positions=len(tokens), median_tv=median, worst_tv=distance[worst], worst_position=worst)
+    if not within and linear != "fp32":
+        yield _rounding_alone(p, q, reference_probabilities(in_fp64(model), tokens, limit))
     differ = np.flatnonzero(p.argmax(-1) != q.argmax(-1))
     share = 1 - len(differ) / len(tokens)
-    yield CheckResult("reference", "top-1, prefill", bounds.top1 is None or share >= bounds.top1,
-                      f"{share:.4f} of positions" + (f", first difference at {differ[0]}" if len(differ) else ""),
-                      {"top1": share})
+    yield result("reference", "top-1, prefill", bounds.top1 is None or share >= bounds.top1,
+                 f"{share:.4f} of positions" + (f", first difference at {differ[0]}" if len(differ) else ""), top1=share)
     yield from _boundaries(distance, chunk, bounds)
     yield _decoded(decoder, tokens, prefilled)
 
 
+def _rounding_alone(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> CheckResult:
+    """Whether this decoder is as near to fp64 as Hugging Face's own low-precision model is."""
+    far, their_far = total_variation(ours, exact), total_variation(theirs, exact)
+    passed = np.median(far) <= MARGIN * np.median(their_far) and far.max() <= MARGIN * their_far.max()
+    return result("reference", "total variation from fp64", passed,
+                  f"median {np.median(far):.2e}, worst {far.max():.2e} at position {far.argmax()}; Hugging Face's median "
+                  f"{np.median(their_far):.2e}, worst {their_far.max():.2e}: "
+                  + ("rounding alone breaks the bound" if passed else "more than rounding"),
+                  median=np.median(far), worst=far.max(), reference_median=np.median(their_far),
+                  reference_worst=their_far.max())
+
+
 def _boundaries(distance: np.ndarray, chunk: int, bounds: Bounds) -> Iterator[CheckResult]:
-    """Positions from the first chunk boundary on, against those before it."""
-    before, after = distance[:chunk], distance[chunk:]
-    if len(after):
-        at = int(after.argmax()) + chunk
-        limit = max(bounds.boundary * float(before.max()), bounds.median)
-        yield CheckResult("reference", "positions after a chunk boundary", float(after.max()) <= limit,
-                          f"worst {after.max():.2e} at position {at}; worst before the first boundary {before.max():.2e}",
-                          {"after": float(after.max()), "before": float(before.max()), "position": at})
+    """The later chunks against the first: no jump where a chunk opens, none after it."""
+    medians = [float(np.median(distance[start:start + chunk])) for start in range(0, len(distance), chunk)]
+    if len(medians) > 1:
+        at = int(np.argmax(medians[1:])) + 1
+        limit = max(bounds.boundary * medians[0], bounds.median)
+        yield result("reference", "positions after a chunk boundary", medians[at] <= limit,
+                     f"median {medians[at]:.2e} in chunk {at}, {medians[0]:.2e} in chunk 0 (at most {limit:.2e})",
+                     later=medians[at], first=medians[0], chunk=at)
 
 
 def _decoded(decoder: Decoder, tokens: list[int], prefilled: torch.Tensor) -> CheckResult:
@@ -134,7 +171,7 @@ def _decoded(decoder: Decoder, tokens: list[int], prefilled: torch.Tensor) -> Ch
             row = model.logits(model.forward(tokens[at:at + 1], Appended(cache, 1)).final)[0, :prefilled.shape[1]]
             compared += 1
             if not torch.equal(row, prefilled[at]):
-                return CheckResult("reference", "cached decoding", False, f"position {at} differs from prefill")
+                return result("reference", "cached decoding", False, f"position {at} differs from prefill")
             fed = at + 1
-    return CheckResult("reference", "cached decoding", compared > 0, f"{compared} positions around chunk boundaries: the bits "
-                       "of prefill" if compared else "the context crosses no chunk boundary", {"positions": compared})
+    return result("reference", "cached decoding", compared > 0, f"{compared} positions around chunk boundaries: the bits of "
+                  "prefill" if compared else "the context crosses no chunk boundary", positions=compared)

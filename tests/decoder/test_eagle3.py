@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tune_kernels.decoder import Decoder
+from tune_kernels.decoder import Decoder, eagle3_loader
 from tune_kernels.decoder.eagle3 import Eagle3Drafter
 from tune_kernels.decoder.eagle3_loader import feature_layers
 from tune_kernels.decoder.errors import LoadError
@@ -296,3 +296,64 @@ def test_layer_ids_of_both_conventions() -> None:
             feature_layers(ids, 28, "")
     with pytest.raises(LoadError, match="at least 7 layers"):
         feature_layers(None, 5, "")
+
+
+def feature_layer_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """cases.md, Decoding 20: the layers that read the features are taken for those that give them."""
+    layers = eagle3_loader.feature_layers
+    patch.setattr(eagle3_loader, "feature_layers", lambda *a: tuple(i + 1 for i in layers(*a)))
+
+
+def d2t_taken_for_ids(patch: pytest.MonkeyPatch) -> None:
+    """cases.md, Decoding 20: the offset itself is taken for the target's id."""
+    ids = eagle3_loader.target_ids
+    patch.setattr(eagle3_loader, "target_ids", lambda *a: ids(*a) - torch.arange(DRAFT_VOCABULARY))
+
+
+def features_not_overwritten(patch: pytest.MonkeyPatch) -> None:
+    """cases.md, Decoding 13: accepted entries keep the drafter's own features."""
+    def accept(self: Eagle3Drafter, outcome: Any) -> None:
+        kept = min(self.cache.cursor, outcome.base - 1 + outcome.accepted)
+        self.cache.rollback(kept)
+        self.pending = self.model.reduce(outcome.features)[kept - (outcome.base - 1):]
+    patch.setattr(Eagle3Drafter, "accept", accept)
+
+
+def rewound_one_too_far(patch: pytest.MonkeyPatch) -> None:
+    """cases.md, Decoding 12: one entry is dropped that the next ones need."""
+    accept = Eagle3Drafter.accept
+
+    def wrong(self: Eagle3Drafter, outcome: Any) -> None:
+        accept(self, outcome)
+        self.cache.rollback(max(self.cache.cursor - 1, 0))
+        self.pending = torch.cat([self.pending[:1], self.pending])
+    patch.setattr(Eagle3Drafter, "accept", wrong)
+
+
+@pytest.mark.parametrize("mutant", [feature_layer_off_by_one, d2t_taken_for_ids, features_not_overwritten,
+                                    rewound_one_too_far], ids=lambda m: m.__name__)
+def test_a_mutant_shows_in_the_drafts_and_not_in_the_tokens(mutant: Callable[..., None], load: Callable[..., Decoder],
+                                                            tmp_path: Path, target_folder: Path,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bugs that only lower acceptance: agreement stays green, the independent drafts catch them."""
+    mutant(monkeypatch)
+    tensors = tensors_of()
+    decoder = load(write(tmp_path / "d", tensors))
+    runs = [decoder.generate(PROMPT, mode, max_new_tokens=30, ignore_eos=True).token_ids for mode in ("ar", "sd", "ssd")]
+    assert runs[0] == runs[1] == runs[2]
+    with pytest.raises(AssertionError):
+        guided(decoder, tensors, target_folder, "sd", 3, monkeypatch)
+
+
+def test_the_residual_may_be_the_normed_feature(load: Callable[..., Decoder], tmp_path: Path) -> None:
+    """norm_before_residual: with o and down at zero the layer gives its residual, the feature or the normed feature."""
+    tensors = tensors_of()
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"midlayer.{name}.weight"] = torch.zeros_like(tensors[f"midlayer.{name}.weight"])
+    features = torch.randn(3, 3 * HIDDEN, generator=torch.Generator().manual_seed(0))
+    for on in (False, True):
+        drafter = load(write(tmp_path / str(on), tensors, norm_before_residual=on)).drafter
+        reduced = drafter.model.reduce(features)
+        step = drafter.model.forward([1, 2, 3], reduced, Appended(drafter.cache, 3))
+        expected = norm(reduced, tensors["midlayer.hidden_norm.weight"]) if on else reduced
+        assert torch.allclose(step.feature, expected, atol=1e-5)

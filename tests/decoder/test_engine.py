@@ -194,8 +194,8 @@ def test_ssd_drafts_what_sd_drafts(load_tiny: Callable[..., Decoder], tiny_folde
     """An imperfect drafter accepts the same in SD and SSD, round for round, with hits and misses."""
     folder = make_model(tmp_path / "near", "llama", 0, num_hidden_layers=4)
     decoder = load_tiny("llama", drafter=str(folder))
-    for prompt in ("one", "two two", "three three three"):
-        ar, sd, ssd = (decoder.generate(prompt, m, max_new_tokens=50, ignore_eos=True) for m in ("ar", "sd", "ssd"))
+    for prompt in ("one", "two two"):
+        ar, sd, ssd = (decoder.generate(prompt, m, max_new_tokens=32, ignore_eos=True) for m in ("ar", "sd", "ssd"))
         assert ar.token_ids == sd.token_ids == ssd.token_ids
         assert sd.stats.accepted_per_round == ssd.stats.accepted_per_round
         assert ssd.stats.branch_hits + ssd.stats.branch_misses == ssd.stats.rounds - 1
