@@ -37,7 +37,7 @@ class FakeQuantisedLinear(nn.Module):
         """x [..., K]; [..., N]."""
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         y = (fake_quantise(x.to(wide)) @ self.weight.to(wide).T).to(x.dtype)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 def replace_projections(model: nn.Module) -> nn.Module:

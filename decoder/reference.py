@@ -6,7 +6,12 @@ around every chunk boundary as well. Bounds live here, with the precision they b
 
 Two bf16 implementations differ by their roundings, Hugging Face's of the logits among them, and that alone can break a
 bound. Then both are measured against the same weights in fp64: the check passes only where this decoder is as near to them
-as Hugging Face's bf16 is, in the median and in the worst position, within MARGIN, and the result says so.
+as Hugging Face's bf16 is, in the median and in the 95th percentile, within MARGIN, and the result says so. (The single worst
+position of a few hundred is a matter of luck where a rounding tips an e4m3 value; it is reported.)
+
+Activations in e4m3 make a model chaotic in its last bits: a difference of one fp32 rounding tips some value over to the next
+e4m3 one, and that tips others, until two exact implementations of one FP8 model differ as much as either differs from fp64.
+So the FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives them, where nothing can add up.
 """
 
 from collections.abc import Iterator
@@ -24,7 +29,9 @@ from .kv_cache import Appended
 from .loader import Checkpoint
 from .weights import HEAD
 
-MARGIN = 1.25  # two equally good roundings of 600 positions differ by less, in median and worst total variation from fp64
+MARGIN = 1.25  # two equally good roundings of a few hundred positions differ by less from fp64
+PROJECTION_BOUND = 2.0**-7  # of a row's largest output: two bf16 roundings of nearly equal sums
+PROJECTION_TOKENS = 64  # positions on which the projections are judged
 AROUND = 3  # positions on either side of a chunk boundary at which cached decoding is compared
 
 
@@ -79,10 +86,12 @@ def _from_tensors(checkpoint: Checkpoint) -> Any:
 
 def reference_model(checkpoint: Checkpoint, linear: str) -> Any:
     """What a recipe is judged against: the model in the recipe's type, its projections replaced where they are e4m3."""
-    if linear == "fp32":
-        return hugging_face_model(checkpoint, torch.float32)
-    model = hugging_face_model(checkpoint, torch.bfloat16)
-    return replace_projections(model) if linear == "e4m3" else model
+    if linear == "bf16":
+        return hugging_face_model(checkpoint, torch.bfloat16)
+    model = hugging_face_model(checkpoint, torch.float32)
+    if linear == "e4m3":  # quantised from the checkpoint's weights, not from their bf16 roundings
+        model = replace_projections(model).to(torch.bfloat16)
+    return model
 
 
 def in_fp64(model: Any) -> Any:
@@ -114,6 +123,8 @@ def compare_with_reference(decoder: Decoder, model: Any, tokens: list[int], line
     decoder: in the recipe under judgement; model: from `reference_model`; tokens: prompt ids; linear: the recipe's.
     """
     limit, chunk, bounds = decoder.model.vocab_limit, decoder.recipe.kv_chunk, BOUNDS[linear]
+    if linear == "e4m3":
+        yield compare_projections(decoder, model, tokens[:PROJECTION_TOKENS])
     q = reference_probabilities(model, tokens, limit)
     cache = decoder.model.new_cache(len(tokens))
     prefilled = decoder.model.logits(decoder.model.forward(tokens, Appended(cache, len(tokens))).final)[:, :limit]
@@ -135,15 +146,40 @@ def compare_with_reference(decoder: Decoder, model: Any, tokens: list[int], line
     yield _decoded(decoder, tokens, prefilled)
 
 
+def compare_projections(decoder: Decoder, model: Any, tokens: list[int]) -> CheckResult:
+    """Every FP8 projection of every layer on the very inputs that the reference model gives it."""
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    hooks = [module.register_forward_hook(lambda _, x, y, name=name: seen.update({name: (x[0][0], y[0])}))
+             for name, module in model.named_modules() if name.endswith("_proj")]
+    with torch.inference_mode():
+        model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    worst, where, count = 0.0, "", 0
+    for index, layer in enumerate(decoder.model.layers):  # type: ignore[attr-defined]
+        for ours, names in ((layer.qkv, ("self_attn.q", "self_attn.k", "self_attn.v")), (layer.o, ("self_attn.o",)),
+                            (layer.gate_up, ("mlp.gate", "mlp.up")), (layer.down, ("mlp.down",))):
+            parts = [seen[f"model.layers.{index}.{name}_proj"] for name in names]
+            expected = torch.cat([y for _, y in parts], dim=-1).float()
+            error = (ours(parts[0][0].to(ours.dtype)).float() - expected).abs().amax(-1) / expected.abs().amax(-1)
+            count += 1
+            if float(error.max()) > worst:
+                worst, where = float(error.max()), f"layer {index}, {'+'.join(names)}, row {int(error.argmax())}"
+    return result("reference", "FP8 projections one by one", worst <= PROJECTION_BOUND,
+                  f"{count} projections on {len(tokens)} rows: worst {worst:.2e} of the row's largest output at {where} "
+                  f"(bound {PROJECTION_BOUND:.2e})", worst=worst, projections=count)
+
+
 def _rounding_alone(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> CheckResult:
     """Whether this decoder is as near to fp64 as Hugging Face's own low-precision model is."""
     far, their_far = total_variation(ours, exact), total_variation(theirs, exact)
-    passed = np.median(far) <= MARGIN * np.median(their_far) and far.max() <= MARGIN * their_far.max()
+    (median, high), (their_median, their_high) = (np.quantile(x, (0.5, 0.95)) for x in (far, their_far))
+    passed = median <= MARGIN * their_median and high <= MARGIN * their_high
     return result("reference", "total variation from fp64", passed,
-                  f"median {np.median(far):.2e}, worst {far.max():.2e} at position {far.argmax()}; Hugging Face's median "
-                  f"{np.median(their_far):.2e}, worst {their_far.max():.2e}: "
+                  f"median {median:.2e}, 95th percentile {high:.2e}, worst {far.max():.2e} at position {far.argmax()}; "
+                  f"Hugging Face's {their_median:.2e}, {their_high:.2e}, {their_far.max():.2e}: "
                   + ("rounding alone breaks the bound" if passed else "more than rounding"),
-                  median=np.median(far), worst=far.max(), reference_median=np.median(their_far),
+                  median=median, high=high, worst=far.max(), reference_median=their_median, reference_high=their_high,
                   reference_worst=their_far.max())
 
 
