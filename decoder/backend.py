@@ -24,8 +24,8 @@ BACKENDS = {"torch": ".model:load_torch_model"}
 
 @dataclass
 class Hidden:
-    """Rows out of one pass. final [rows, hidden_size]: after the last norm; features [rows, n * hidden_size]: the residual
-    stream after the asked layers, concatenated low to high, or None."""
+    """Rows out of one pass. final [rows, hidden_size]: after the last norm; features [rows, n * hidden_size]: the
+    residual stream after the asked layers, concatenated low to high, or None."""
 
     final: "torch.Tensor"
     features: "torch.Tensor | None" = None
@@ -33,8 +33,8 @@ class Hidden:
 
 @dataclass(frozen=True)
 class BackendNotes:
-    """What a backend says of itself in `stats`: the schedules in use with their evidence, and launches per token where it
-    counts them."""
+    """What a backend says of itself in `stats`: the schedules in use with their evidence, and launches per token
+    where it counts them."""
 
     name: str
     device: str
@@ -56,7 +56,8 @@ class Model(Protocol):
         """A cache for one sequence of up to `capacity` tokens."""
 
     def forward(self, tokens: list[int], rows: "Rows", layers: tuple[int, ...] = ()) -> Hidden:
-        """One pass over `tokens`, one row each, appended to what `rows` stands for; `layers`: features after those layers."""
+        """One pass over `tokens`, one row each, appended to what `rows` stands for; `layers`: features after those
+        layers."""
 
     def logits(self, final: "torch.Tensor") -> "torch.Tensor":
         """[rows, vocab_size] in fp32."""

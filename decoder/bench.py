@@ -1,8 +1,8 @@
 """`tune-kernels bench`: decode rates of AR, SD and SSD on the committed prompts.
 
-Runs are interleaved: each repeat of each prompt decodes with every configuration in turn. A figure is the median over
-prompts and repeats of the ratio to the AR run of the same prompt and repeat; outputs are compared, and a run whose tokens
-differ fails the benchmark. Rates are of decode alone; a second column includes the prompt.
+Runs are interleaved: each repeat of each prompt decodes with every configuration in turn. A figure is the median
+over prompts and repeats of the ratio to the AR run of the same prompt and repeat; outputs are compared, and a run
+whose tokens differ fails the benchmark. Rates are of decode alone; a second column includes the prompt.
 """
 
 import statistics

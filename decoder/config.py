@@ -1,7 +1,8 @@
-"""What the decoder needs to know of a model beside its weights: its shape, its end-of-sequence ids, its sampling wishes.
+"""What the decoder needs to know of a model beside its weights: its shape, its end-of-sequence ids, its sampling
+wishes.
 
-Features that this decoder doesn't have are refused by name; a configuration key is never ignored when it would change the
-result.
+Features that this decoder doesn't have are refused by name; a configuration key is never ignored when it would
+change the result.
 """
 
 from collections.abc import Iterable
@@ -18,8 +19,8 @@ from .rope import frequencies
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """shape; eos_ids, any of which ends a request; notes: what the model's configuration asks for and greedy decoding here
-    doesn't do."""
+    """shape; eos_ids, any of which ends a request; notes: what the model's configuration asks for and greedy
+    decoding here doesn't do."""
 
     shape: ModelShape
     eos_ids: frozenset[int] = frozenset()

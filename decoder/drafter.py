@@ -1,8 +1,8 @@
 """What the engine asks of a drafter, and the choice of likely outcomes for SSD.
 
-Words: a round begins with n tokens, the last of which (the pending one) is in no cache yet. The drafter proposes up to K
-tokens; the target accepts the first `accepted` of them and adds its own recovery token. An outcome is (accepted, recovery
-token). A drafter never changes what is emitted, only how fast.
+Words: a round begins with n tokens, the last of which (the pending one) is in no cache yet. The drafter proposes up
+to K tokens; the target accepts the first `accepted` of them and adds its own recovery token. An outcome is
+(accepted, recovery token). A drafter never changes what is emitted, only how fast.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ Branch = dict[OutcomeKey, list[int]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One verified round. base: n; emitted: the accepted drafted tokens and the recovery token; features: the target's, for
-    the pending token and each accepted one [accepted + 1, n_layers * hidden_size], or None."""
+    """One verified round. base: n; emitted: the accepted drafted tokens and the recovery token; features: the
+    target's, for the pending token and each accepted one [accepted + 1, n_layers * hidden_size], or None."""
 
     base: int
     drafted: int
@@ -43,7 +43,8 @@ class Drafter(Protocol):
     feature_layers: tuple[int, ...]
 
     def start(self, tokens: list[int], features: "torch.Tensor | None", chooser: Chooser) -> None:
-        """A new request: the prompt's tokens and the first emitted one; features of the prompt's rows. Forgets the last."""
+        """A new request: the prompt's tokens and the first emitted one; features of the prompt's rows. Forgets the
+        last."""
 
     def draft(self, tokens: list[int], length: int) -> list[int]:
         """At most `length` tokens to follow `tokens`."""
@@ -52,7 +53,8 @@ class Drafter(Protocol):
         """The verdict on the last draft."""
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
-        """While `draft`, which follows `tokens`, is being verified: next drafts for up to `branches` likely outcomes."""
+        """While `draft`, which follows `tokens`, is being verified: next drafts for up to `branches` likely
+        outcomes."""
 
 
 def likely_outcomes(scores: Sequence[np.ndarray], draft: Sequence[int], branches: int) -> list[OutcomeKey]:

@@ -20,8 +20,9 @@ def load_drafter(name: str, target: Model, tokenizer: Tokenizer | None, recipe: 
     """`ngram`; a path of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's own shape.
 
     Raises:
-        LoadError: nothing there, or a drafter and a target that don't fit: tokenizer, vocabulary, hidden size, positions.
-    """
+        LoadError: nothing there, or a drafter and a target that don't fit: tokenizer, vocabulary, hidden size,
+        positions.
+"""
     if name == NGramDrafter.name:
         return NGramDrafter()
     if random_seed(name) is None and is_eagle3(path := resolve(name)):
@@ -41,7 +42,8 @@ def is_eagle3(path: Path) -> bool:
 
 def load_small_model(name: str, target: Model, tokenizer: Tokenizer | None, recipe: Recipe, backend: str | None,
                      device: torch.device, capacity: int) -> SmallModelDrafter:
-    """A small model, its tokenizer compared with the target's. Sizes of vocabularies may differ, meanings of ids may not."""
+    """A small model, its tokenizer compared with the target's. Sizes of vocabularies may differ, meanings of ids may
+    not."""
     checkpoint = load_checkpoint(name, target.shape if random_seed(name) is not None else None, device)
     shape = checkpoint.config.shape
     if checkpoint.path and tokenizer:

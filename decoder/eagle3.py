@@ -1,9 +1,10 @@
 """The EAGLE-3 drafter (Li et al. 2025): one layer over the target's features.
 
-Entry i pairs token i + 1 with the target's feature at i, at RoPE position i, and predicts token i + 2. Where the target's
-feature isn't there yet, the drafter's own output stands for it; after a verification the accepted entries are written again
-from the target's features. Forward: normed = concat(input_layernorm(embedding), hidden_norm(feature)); the residual is the
-feature itself; the recurrent feature is the layer's output before the last norm.
+Entry i pairs token i + 1 with the target's feature at i, at RoPE position i, and predicts token i + 2. Where the
+target's feature isn't there yet, the drafter's own output stands for it; after a verification the accepted entries
+are written again from the target's features. Forward: normed = concat(input_layernorm(embedding),
+hidden_norm(feature)); the residual is the feature itself; the recurrent feature is the layer's output before the
+last norm.
 """
 
 from dataclasses import dataclass
@@ -138,14 +139,15 @@ class Eagle3Drafter:
         return [self.chooser.choose(row, i) for row, i in zip(self.model.rows_over_target(final), indices)]
 
     def accept(self, outcome: Outcome) -> None:
-        """Forgets the entries that stand on the drafter's own features; the accepted ones come back from the target's."""
+        """Forgets the entries that stand on the drafter's own features; the accepted ones come back from the
+        target's."""
         assert outcome.features is not None
         self.cache.rollback(min(self.cache.cursor, outcome.base - 1))
         self.pending = torch.cat([self.pending, self.model.reduce(outcome.features)])
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
-        """Repairs first: the entries whose target features came with the last verdict. Then walks the draft, its last token
-        included, on the drafter's own features, and drafts all likely branches in one batch."""
+        """Repairs first: the entries whose target features came with the last verdict. Then walks the draft, its
+        last token included, on the drafter's own features, and drafts all likely branches in one batch."""
         self._catch_up(tokens)
         base = len(tokens)
         self.cache.rollback(base - 1)

@@ -1,8 +1,8 @@
 """Loads an EAGLE-3 checkpoint (Li et al. 2025), strictly: every mistake here would show only as low acceptance.
 
-Two spellings are read: `midlayer.*` with a flat configuration, and `layers.0.*` with the layer's configuration nested in
-`transformer_layer_config`. Head counts come from the tensors: published cards are wrong about them. Nothing is defaulted in
-silence; a switch that isn't known is refused.
+Two spellings are read: `midlayer.*` with a flat configuration, and `layers.0.*` with the layer's configuration
+nested in `transformer_layer_config`. Head counts come from the tensors: published cards are wrong about them.
+Nothing is defaulted in silence; a switch that isn't known is refused.
 """
 
 from dataclasses import dataclass
@@ -45,9 +45,10 @@ def load_eagle3(path: Path, target: Model, recipe: Recipe, device: torch.device,
     """A drafter for this target.
 
     Raises:
-        LoadError: a tensor that is missing, left over or misshapen; a switch that isn't supported; a vocabulary map that
+        LoadError: a tensor that is missing, left over or misshapen; a switch that isn't supported; a vocabulary map
+        that
             contradicts itself; layer ids that follow neither convention; sizes that aren't the target's.
-    """
+"""
     tensors = rename(read_tensors(path))
     config = read_config(path, tensors)
     shape = config.shape
@@ -154,12 +155,13 @@ def expected_tensors(shape: ModelShape, own_embedding: bool) -> dict[str, tuple[
 
 
 def target_ids(tensors: Tensors, shape: ModelShape, where: str) -> torch.Tensor:
-    """The target id of each draft id, [V_d]. Takes d2t (offsets: id = i + d2t[i]) and t2d (membership) out of the tensors.
+    """The target id of each draft id, [V_d]. Takes d2t (offsets: id = i + d2t[i]) and t2d (membership) out of the
+    tensors.
 
     Raises:
         LoadError: a map that is missing though the vocabularies differ, leaves the vocabulary, repeats an id, or
             contradicts t2d, as ids in the place of offsets do.
-    """
+"""
     size = shape.draft_vocab_size or shape.vocab_size
     offsets, member = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if offsets is None:

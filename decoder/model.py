@@ -1,7 +1,8 @@
 """A Qwen2 or Llama decoder on the `torch` backend, in the recipe's precision.
 
-One layer: x += o(attention(rope(qkv(norm(x))))), then x += down(silu(gate(norm(x))) * up(norm(x))). Every operation is
-row-invariant (see ops.py), so a row's bits don't depend on the rows beside it, and prefill is the decode path in more rows.
+One layer: x += o(attention(rope(qkv(norm(x))))), then x += down(silu(gate(norm(x))) * up(norm(x))). Every operation
+is row-invariant (see ops.py), so a row's bits don't depend on the rows beside it, and prefill is the decode path in
+more rows.
 """
 
 from dataclasses import dataclass

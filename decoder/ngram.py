@@ -33,7 +33,8 @@ class NGramDrafter:
         """Nothing to repair."""
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
-        """Outcomes: the whole draft accepted first, then ever earlier cuts; recovery tokens are what followed elsewhere."""
+        """Outcomes: the whole draft accepted first, then ever earlier cuts; recovery tokens are what followed
+        elsewhere."""
         ready: Branch = {}
         for count in range(len(draft), -1, -1):
             context = tokens + draft[:count]
@@ -46,7 +47,8 @@ class NGramDrafter:
 
 
 def continuations(tokens: list[int], length: int) -> list[list[int]]:
-    """Up to `length` tokens after each earlier occurrence of the longest ending that has one, latest occurrence first."""
+    """Up to `length` tokens after each earlier occurrence of the longest ending that has one, latest occurrence
+    first."""
     for size in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
         ending = tokens[-size:]
         found = [tokens[at + size:at + size + length] for at in range(len(tokens) - size - 1, -1, -1)

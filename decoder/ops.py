@@ -1,12 +1,13 @@
 """Row-invariant operations on torch: row r of every result depends on row r of the input alone, bit for bit.
 
 How, by kind:
-- matrix products run in blocks of exactly 8 rows, zero-padded, against weights whose N is padded to a multiple of 16: the
-  library sees one shape, whatever the number of rows. (`F.linear`, `bmm`, `mv` and SDPA on the true shapes changed bits
-  with the number of rows.)
+- matrix products run in blocks of exactly 8 rows, zero-padded, against weights whose N is padded to a multiple of
+  16: the
+  library sees one shape, whatever the number of rows. (`F.linear`, `bmm`, `mv` and SDPA on the true shapes changed
+  bits with the number of rows.)
 - everything else is made of single IEEE operations on elements (+, -, *, /, sqrt, comparisons), whose bits depend on
-  nothing but the operands. Sums are halving trees over the row. `exp` is a polynomial: torch.exp takes another code path
-  in the tail of a vector than in its body, and where the tail lies depends on rows and threads.
+  nothing but the operands. Sums are halving trees over the row. `exp` is a polynomial: torch.exp takes another code
+  path in the tail of a vector than in its body, and where the tail lies depends on rows and threads.
 
 Left out: fused or threaded shortcuts. Prefill is this same path, so its bits are those of decoding.
 """
@@ -85,14 +86,16 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE: x [rows, heads, head_dim], cos and sin [rows, head_dim / 2] in x's type; pair i is (i, i + head_dim / 2)."""
+    """RoPE: x [rows, heads, head_dim], cos and sin [rows, head_dim / 2] in x's type; pair i is (i, i + head_dim /
+    2)."""
     low, high = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The index of the largest value of each row, the lowest where several tie. [rows, n] to [rows]; n where a row has NaN."""
+    """The index of the largest value of each row, the lowest where several tie. [rows, n] to [rows]; n where a row
+    has NaN."""
     best = logits.amax(dim=-1, keepdim=True)
     ids = torch.arange(logits.shape[-1], device=logits.device)
     return torch.where(logits == best, ids, logits.shape[-1]).amin(dim=-1)
@@ -126,7 +129,8 @@ class Attention:
         return top, exp(scores - torch.where(torch.isinf(top), torch.zeros_like(top), top))
 
     def add(self, index: int, k: torch.Tensor, v: torch.Tensor, first: int) -> None:
-        """Takes in chunk `index`: k [kv_heads, head_dim, chunk], v [kv_heads, chunk, head_dim]; row i sees keys 0..first+i."""
+        """Takes in chunk `index`: k [kv_heads, head_dim, chunk], v [kv_heads, chunk, head_dim]; row i sees keys
+        0..first+i."""
         slots = torch.arange(index * self.chunk, (index + 1) * self.chunk, device=k.device)
         visible = slots[None, :] <= torch.arange(first, first + self.rows, device=k.device)[:, None]
         top, weights = self._weights(self._products(self.blocks, k.float()), visible)

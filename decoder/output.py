@@ -22,8 +22,9 @@ class EndRules:
 
 @dataclass
 class Output:
-    """token_ids end with the id that ended the request, if one did; text ends before the stop string and holds no special
-    token. finish_reason: None while going, then `eos`, `stop` (an id or a string of the request) or `length`."""
+    """token_ids end with the id that ended the request, if one did; text ends before the stop string and holds no
+    special token. finish_reason: None while going, then `eos`, `stop` (an id or a string of the request) or
+    `length`."""
 
     rules: EndRules
     tokenizer: Tokenizer | None = None
@@ -42,7 +43,8 @@ class Output:
         return self.rules.max_new_tokens - len(self.token_ids)
 
     def push(self, token: int) -> None:
-        """Takes one token. At the same token an end id comes before a stop string, and a stop string before the limit."""
+        """Takes one token. At the same token an end id comes before a stop string, and a stop string before the
+        limit."""
         assert self.finish_reason is None
         self.token_ids.append(token)
         if token in self.rules.eos_ids:

@@ -1,17 +1,18 @@
 """Check 2, reference: are the logits those of Hugging Face's implementation?
 
 Judged at every position of one long context, over the tokenizer's ids, by total variation distance between the two
-distributions (half the sum of absolute differences, 0..1) and by the winning token. Cached one-token decoding is compared
-around every chunk boundary as well. Bounds live here, with the precision they belong to.
+distributions (half the sum of absolute differences, 0..1) and by the winning token. Cached one-token decoding is
+compared around every chunk boundary as well. Bounds live here, with the precision they belong to.
 
-Two bf16 implementations differ by their roundings, Hugging Face's of the logits among them, and that alone can break a
-bound. Then both are measured against the same weights in fp64: the check passes only where this decoder is as near to them
-as Hugging Face's bf16 is, in the median and in the 95th percentile, within MARGIN, and the result says so. (The single worst
-position of a few hundred is a matter of luck where a rounding tips an e4m3 value; it is reported.)
+Two bf16 implementations differ by their roundings, Hugging Face's of the logits among them, and that alone can break
+a bound. Then both are measured against the same weights in fp64: the check passes only where this decoder is as near
+to them as Hugging Face's bf16 is, in the median and in the 95th percentile, within MARGIN, and the result says so.
+(The single worst position of a few hundred is a matter of luck where a rounding tips an e4m3 value; it is reported.)
 
-Activations in e4m3 make a model chaotic in its last bits: a difference of one fp32 rounding tips some value over to the next
-e4m3 one, and that tips others, until two exact implementations of one FP8 model differ as much as either differs from fp64.
-So the FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives them, where nothing can add up.
+Activations in e4m3 make a model chaotic in its last bits: a difference of one fp32 rounding tips some value over to
+the next e4m3 one, and that tips others, until two exact implementations of one FP8 model differ as much as either
+differs from fp64. So the FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives
+them, where nothing can add up.
 """
 
 from collections.abc import Iterator
@@ -37,9 +38,9 @@ AROUND = 3  # positions on either side of a chunk boundary at which cached decod
 
 @dataclass(frozen=True)
 class Bounds:
-    """top1: least share of positions with the same winner; median, worst: largest total variation; None sets no bound.
-    boundary: how many times the first chunk's median total variation a later chunk's median may reach, where it is above
-    `median`."""
+    """top1: least share of positions with the same winner; median, worst: largest total variation; None sets no
+    bound. boundary: how many times the first chunk's median total variation a later chunk's median may reach, where
+    it is above `median`."""
 
     top1: float | None
     median: float

@@ -1,10 +1,10 @@
 """The physics of a decode step: the bytes it must read, the time that takes, and what SD and SSD can make of it.
 
-A step at batch 1 reads every weight once and the keys and values of the context; it can't be faster than those bytes over
-the memory's bandwidth. Equations (Leviathan et al. 2023; Kumar, Dao, May): tau = (1 - a^(K+1)) / (1 - a) expected tokens a
-round for independent acceptance a; AR 1 / t_v; SD tau / (K t_d + t_v + t_o); SSD hides K t_d on a hit and pays it on a
-miss: tau / (t_v + t_o + t_sync + (1 - p) K t_d); at best SSD is (K t_d + t_v) / t_v times SD. Acceptance is not independent
-in practice: where tau was measured, use it.
+A step at batch 1 reads every weight once and the keys and values of the context; it can't be faster than those bytes
+over the memory's bandwidth. Equations (Leviathan et al. 2023; Kumar, Dao, May): tau = (1 - a^(K+1)) / (1 - a)
+expected tokens a round for independent acceptance a; AR 1 / t_v; SD tau / (K t_d + t_v + t_o); SSD hides K t_d on a
+hit and pays it on a miss: tau / (t_v + t_o + t_sync + (1 - p) K t_d); at best SSD is (K t_d + t_v) / t_v times SD.
+Acceptance is not independent in practice: where tau was measured, use it.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,8 @@ def tokens_per_round(acceptance: float, draft_length: int) -> float:
 
 @dataclass(frozen=True)
 class Times:
-    """In milliseconds: t_d a drafted token, t_v a verification, t_o the rest of a round, t_sync what a hit waits for."""
+    """In milliseconds: t_d a drafted token, t_v a verification, t_o the rest of a round, t_sync what a hit waits
+    for."""
 
     t_d: float
     t_v: float

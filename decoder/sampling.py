@@ -1,10 +1,11 @@
 """How a token is chosen from a row of logits: greedily, or by a seeded draw.
 
-A draw at index i of the sequence adds Gumbel noise to logits / temperature and takes the maximum (Gumbel 1954; "Gumbel-max
-trick"), which samples the softmax exactly. The noise of index i comes from (seed, i) alone, so every decoder draws the same
-token there from the same logits. Speculation keeps a drafted token where it equals the target's draw: for a draft d that
-happens with probability p(d), and otherwise the draw is distributed as p without d, which is rejection sampling (Leviathan,
-Kalman, Matias 2023) with a drafter that puts all its mass on d. So sampling is lossless, and identical in AR, SD and SSD.
+A draw at index i of the sequence adds Gumbel noise to logits / temperature and takes the maximum (Gumbel 1954;
+"Gumbel-max trick"), which samples the softmax exactly. The noise of index i comes from (seed, i) alone, so every
+decoder draws the same token there from the same logits. Speculation keeps a drafted token where it equals the
+target's draw: for a draft d that happens with probability p(d), and otherwise the draw is distributed as p without
+d, which is rejection sampling (Leviathan, Kalman, Matias 2023) with a drafter that puts all its mass on d. So
+sampling is lossless, and identical in AR, SD and SSD.
 """
 
 import math
@@ -45,8 +46,8 @@ class Chooser:
 
 
 def nucleus(scaled: np.ndarray, top_p: float) -> np.ndarray:
-    """The smallest set of most likely tokens whose probability reaches top_p, as a mask [vocab_size]; at least one token,
-    lower ids first among equals."""
+    """The smallest set of most likely tokens whose probability reaches top_p, as a mask [vocab_size]; at least one
+    token, lower ids first among equals."""
     p = np.exp(scaled - scaled.max())
     order = np.argsort(-p, kind="stable")
     count = int(np.searchsorted(np.cumsum(p[order]), top_p * p.sum())) + 1

@@ -1,7 +1,8 @@
-"""A drafter that replays a recorded AR run: right for a scripted number of tokens, then one wrong token, then wrong ones.
+"""A drafter that replays a recorded AR run: right for a scripted number of tokens, then one wrong token, then wrong
+ones.
 
-For tests and benchmarks: any acceptance pattern, any pattern of branch hits. Where it stands for a real drafter, that
-drafter does its full work and only its proposals are overwritten. Verification is untouched.
+For tests and benchmarks: any acceptance pattern, any pattern of branch hits. Where it stands for a real drafter,
+that drafter does its full work and only its proposals are overwritten. Verification is untouched.
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class ScriptedDrafter:
-    """reference: the recorded sequence, prompt included. accepted: how many drafted tokens are right in round 0, 1, ...,
-    cycled; hits: whether the branch of the true outcome is ready after round 0, 1, ..., cycled. vocab_size: wrong tokens
-    stay below it. inner: a real drafter whose work is done as well."""
+    """reference: the recorded sequence, prompt included. accepted: how many drafted tokens are right in round 0, 1,
+    ..., cycled; hits: whether the branch of the true outcome is ready after round 0, 1, ..., cycled. vocab_size:
+    wrong tokens stay below it. inner: a real drafter whose work is done as well."""
 
     name = "scripted"
 

@@ -1,7 +1,7 @@
 """One request on one target: its tokens, its cache, and the verification of a draft.
 
-Between rounds the cache holds every token but the last one, which is pending. A round feeds the pending token and the draft
-in one pass; row i chooses the token after them, and the draft is right as far as it equals those choices.
+Between rounds the cache holds every token but the last one, which is pending. A round feeds the pending token and
+the draft in one pass; row i chooses the token after them, and the draft is right as far as it equals those choices.
 """
 
 import time
@@ -20,8 +20,8 @@ PREFILL_ROWS = 128  # rows of one pass over a prompt; the bits don't depend on i
 
 
 class Session:
-    """layers: target layers whose output the drafter wants. logprobs: alternatives recorded beside each token, 0 for none;
-    None records no log-probabilities."""
+    """layers: target layers whose output the drafter wants. logprobs: alternatives recorded beside each token, 0 for
+    none; None records no log-probabilities."""
 
     def __init__(self, model: Model, cache: KVCache, prompt: list[int], output: Output, chooser: Chooser, stats: Stats,
                  layers: tuple[int, ...] = (), logprobs: int | None = None) -> None:
@@ -82,7 +82,8 @@ class Session:
         return len(tokens)
 
     def _choose(self, hidden: Hidden, draft: list[int]) -> tuple[list[int], list[dict[str, object]]]:
-        """The target's tokens for this pass: as many as drafted ones are right, and one more; and their log-probabilities."""
+        """The target's tokens for this pass: as many as drafted ones are right, and one more; and their
+        log-probabilities."""
         if self.chooser.greedy and self.logprobs is None:
             winners = self.model.greedy(hidden.final)
             right = next((i for i, token in enumerate(draft) if token != winners[i]), len(draft))

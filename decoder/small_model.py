@@ -1,8 +1,8 @@
 """A small model of the same vocabulary as the drafter (Leviathan, Kalman, Matias 2023; Chen et al. 2023).
 
-Its cache holds a prefix of the sequence; whatever is missing is fed with the next pass. So rollback, a full accept (whose
-last token the drafter never fed to itself) and a branch that was served all come to one rule: keep what was accepted, feed
-the rest.
+Its cache holds a prefix of the sequence; whatever is missing is fed with the next pass. So rollback, a full accept
+(whose last token the drafter never fed to itself) and a branch that was served all come to one rule: keep what was
+accepted, feed the rest.
 """
 
 from typing import TYPE_CHECKING
@@ -67,8 +67,8 @@ class SmallModelDrafter:
         self.cache.rollback(min(self.cache.cursor, outcome.base + outcome.accepted))
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
-        """One pass over the draft, the last drafted token included, gives the likely outcomes; then all branches draft in
-        one batch, one pass a token."""
+        """One pass over the draft, the last drafted token included, gives the likely outcomes; then all branches
+        draft in one batch, one pass a token."""
         base = len(tokens)
         self.cache.rollback(min(self.cache.cursor, base - 1))
         final = feed(self.model, self.cache, tokens[self.cache.cursor:] + draft)[-(len(draft) + 1):]

@@ -1,8 +1,8 @@
 """The three decoders. Each is a loop of rounds that yields after every round, when its tokens are out.
 
-AR: one token a pass. SD: draft, verify, accept. SSD: while the target verifies, a worker thread lets the drafter prepare
-the next draft for the likely outcomes; a hit serves it, a miss drafts at once. What is emitted is the target's choice in
-all three.
+AR: one token a pass. SD: draft, verify, accept. SSD: while the target verifies, a worker thread lets the drafter
+prepare the next draft for the likely outcomes; a hit serves it, a miss drafts at once. What is emitted is the
+target's choice in all three.
 """
 
 import queue
@@ -66,7 +66,8 @@ def propose(session: Session, drafter: Drafter, draft_length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Question:
-    """What the drafter prepares for: the round's number, the tokens before it, its draft, branches wanted, their length."""
+    """What the drafter prepares for: the round's number, the tokens before it, its draft, branches wanted, their
+    length."""
 
     number: int
     tokens: list[int]

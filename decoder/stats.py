@@ -7,12 +7,13 @@ from typing import Any
 
 @dataclass
 class Stats:
-    """drafted and accepted count what was verified and kept: of a round that an end cut short, the drafted tokens past the
-    cut count in neither. emitted: tokens of rounds; the first token of a request comes from the prompt's pass.
+    """drafted and accepted count what was verified and kept: of a round that an end cut short, the drafted tokens
+    past the cut count in neither. emitted: tokens of rounds; the first token of a request comes from the prompt's
+    pass.
 
-    Times in seconds. overlap_s: time in which drafter and target worked at once; sync_s: time the target waited for the
-    drafter's branches.
-    """
+    Times in seconds. overlap_s: time in which drafter and target worked at once; sync_s: time the target waited for
+    the drafter's branches.
+"""
 
     mode: str = "ar"
     prompt_tokens: int = 0

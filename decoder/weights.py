@@ -62,7 +62,8 @@ def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
 
 
 def drop_ignorable(tensors: Tensors, shape: ModelShape, where: str) -> None:
-    """Takes out what may stand in a file and changes nothing: saved RoPE buffers, and a tied head equal to the embedding."""
+    """Takes out what may stand in a file and changes nothing: saved RoPE buffers, and a tied head equal to the
+    embedding."""
     for name in [n for n in tensors if n.endswith(IGNORED_SUFFIXES)]:
         del tensors[name]
     if shape.tie_embeddings and HEAD in tensors and EMBEDDING in tensors:
@@ -75,10 +76,10 @@ def drop_ignorable(tensors: Tensors, shape: ModelShape, where: str) -> None:
 def random_tensors(expected: Mapping[str, tuple[int, ...]], seed: int, device: torch.device) -> Tensors:
     """Weights for speed and bits: `random:SEED`.
 
-    Each tensor comes from its own generator on the device, seeded with the first 8 bytes of SHA-256("SEED/NAME"): norms are
-    1, biases normal with deviation 0.1, embeddings normal with deviation 1, matrices [N, K] normal with deviation
-    1 / sqrt(K). A CPU and a GPU draw different numbers.
-    """
+    Each tensor comes from its own generator on the device, seeded with the first 8 bytes of SHA-256("SEED/NAME"):
+    norms are 1, biases normal with deviation 0.1, embeddings normal with deviation 1, matrices [N, K] normal with
+    deviation 1 / sqrt(K). A CPU and a GPU draw different numbers.
+"""
     return {name: _random_tensor(name, size, seed, device) for name, size in expected.items()}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 import torch
-
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.loader import SMOLLM2, load_checkpoint
 from tune_kernels.decoder.reference import hugging_face_model

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 import torch
-
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.agreement import Delayed
 from tune_kernels.decoder.drafter import Drafter

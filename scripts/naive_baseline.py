@@ -1,8 +1,9 @@
 """The three decoders as simply as Hugging Face's growing cache allows: the starting point, kept for comparison.
 
-Nothing here is row-invariant and nothing is fixed: the cache grows by concatenation and is cropped on a rejection, the
-drafter is a loop of one-token forward passes, and SSD runs it in a thread. So SD and SSD may emit other tokens than AR in
-bf16; the script counts how often. It shares no code with the decoder but the loading of weights and prompts.
+Nothing here is row-invariant and nothing is fixed: the cache grows by concatenation and is cropped on a rejection,
+the drafter is a loop of one-token forward passes, and SSD runs it in a thread. So SD and SSD may emit other tokens
+than AR in bf16; the script counts how often. It shares no code with the decoder but the loading of weights and
+prompts.
 """
 
 import json
@@ -16,7 +17,6 @@ from typing import Any
 
 import click
 import torch
-
 from tune_kernels.decoder.loader import SMOLLM2, load_checkpoint
 from tune_kernels.decoder.reference import hugging_face_model
 from tune_kernels.decoder.tokenizer import load_tokenizer

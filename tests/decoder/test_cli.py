@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
 from tune_kernels.decoder.cli import bench, generate, main, roofline, verify
 
 

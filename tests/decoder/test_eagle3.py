@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tune_kernels.decoder import Decoder, eagle3_loader
 from tune_kernels.decoder.eagle3 import Eagle3Drafter
 from tune_kernels.decoder.eagle3_loader import feature_layers
@@ -84,7 +83,8 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tens
 
 def independent(tensors: dict[str, torch.Tensor], embedding: torch.Tensor, tokens: list[int], features: torch.Tensor,
                 theta: float = 10000.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole layer over entries (tokens[i], features[i]) at positions 0.., no cache, fp64: (logits [V_d], feature)."""
+    """The whole layer over entries (tokens[i], features[i]) at positions 0.., no cache, fp64: (logits [V_d],
+    feature)."""
     t = {name: tensor.double() for name, tensor in tensors.items()}
     n = len(tokens)
     x = torch.cat([norm(embedding[tokens].double(), t["midlayer.input_layernorm.weight"]),
@@ -120,7 +120,8 @@ def independent_draft(tensors: dict[str, torch.Tensor], embedding: torch.Tensor,
 
 
 def hugging_face_features(folder: Path, tokens: list[int]) -> torch.Tensor:
-    """Residual stream after layers 1, L // 2 - 1, L - 4, from transformers; hidden_states[i] is the input of layer i."""
+    """Residual stream after layers 1, L // 2 - 1, L - 4, from transformers; hidden_states[i] is the input of layer
+    i."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -164,8 +165,9 @@ def test_the_same_tokens_in_every_mode(recipe: str, load: Callable[..., Decoder]
 
 def guided(decoder: Decoder, tensors: dict[str, torch.Tensor], folder: Path, mode: str, right: int,
            monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Runs a request whose drafts are overwritten from the recorded AR run, `right` tokens right a round, so that entries
-    are accepted; compares every draft that the drafter really made with the independent one. (drafts compared, hits)."""
+    """Runs a request whose drafts are overwritten from the recorded AR run, `right` tokens right a round, so that
+    entries are accepted; compares every draft that the drafter really made with the independent one. (drafts
+    compared, hits)."""
     ids = decoder.tokenizer.encode(PROMPT)
     ar = decoder.generate(PROMPT, "ar", max_new_tokens=40, ignore_eos=True).token_ids
     whole = ids + ar
@@ -194,8 +196,8 @@ def guided(decoder: Decoder, tensors: dict[str, torch.Tensor], folder: Path, mod
 @pytest.mark.parametrize("right", range(5))
 def test_every_draft_stands_on_the_targets_features(mode: str, right: int, load: Callable[..., Decoder], tmp_path: Path,
                                                     target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 12, 13, 20: after any accepted count, and after served branches, each draft is the one that the
-    independent implementation computes afresh from the target's features."""
+    """cases.md, Decoding 12, 13, 20: after any accepted count, and after served branches, each draft is the one that
+    the independent implementation computes afresh from the target's features."""
     tensors = tensors_of()
     decoder = load(write(tmp_path / "d", tensors))
     compared, hits = guided(decoder, tensors, target_folder, mode, right, monkeypatch)

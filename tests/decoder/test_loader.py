@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.errors import LoadError
 from tune_kernels.decoder.loader import load_checkpoint

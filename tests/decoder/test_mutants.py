@@ -1,9 +1,9 @@
 """Seeded bugs, each with the check that must catch it and, by name, the check that must stay green.
 
-A mutant is a change that a plausible mistake would make, switched on by monkeypatching. `agreement` compares decoders with
-AR on the mutated code; `reference` compares the mutated model with Hugging Face; `acceptance` compares a scripted or
-self-drafting case with its exact expected acceptance, for bugs that only make decoding slower; `drafts` compares EAGLE-3
-drafts with an independent implementation (tests/decoder/test_eagle3.py).
+A mutant is a change that a plausible mistake would make, switched on by monkeypatching. `agreement` compares
+decoders with AR on the mutated code; `reference` compares the mutated model with Hugging Face; `acceptance` compares
+a scripted or self-drafting case with its exact expected acceptance, for bugs that only make decoding slower;
+`drafts` compares EAGLE-3 drafts with an independent implementation (tests/decoder/test_eagle3.py).
 """
 
 import dataclasses
@@ -27,12 +27,13 @@ Patch = pytest.MonkeyPatch
 
 
 def v_with_ks_strides(patch: Patch) -> None:
-    """cases.md, Decoding 24. K leaves RoPE as [rows, heads, head_dim]; were it [rows, head_dim, heads] instead, a kernel
-    that takes K's strides for both would read V's heads interleaved: consistently wrong, so all decoders agree."""
+    """cases.md, Decoding 24. K leaves RoPE as [rows, heads, head_dim]; were it [rows, head_dim, heads] instead, a
+    kernel that takes K's strides for both would read V's heads interleaved: consistently wrong, so all decoders
+    agree."""
     append = Appended.append
 
     def wrong(self: Appended, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        rows, heads, head_dim = v.shape
+        _, heads, head_dim = v.shape
         append(self, layer, k, v.contiguous().as_strided(v.shape, (heads * head_dim, 1, heads)))
     patch.setattr(Appended, "append", wrong)
 
@@ -72,7 +73,8 @@ def eos_passed(patch: Patch) -> None:
 
 
 def bonus_token_dropped(patch: Patch) -> None:
-    """cases.md, Decoding 11: after a full accept the target's own token isn't emitted; the next round finds it again."""
+    """cases.md, Decoding 11: after a full accept the target's own token isn't emitted; the next round finds it
+    again."""
     verify = session.Session.verify
 
     def wrong(self: session.Session, draft: list[int]) -> Any:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.output import EndRules, Output, held_back
 from tune_kernels.decoder.sampling import Chooser, log_softmax, most_likely, nucleus
@@ -44,7 +43,8 @@ def test_stop_string_beats_the_limit_at_the_same_token(decoder: Decoder) -> None
 @given(text=st.text(alphabet="abé€😀 ", max_size=20), stop=st.text(alphabet="abé€", min_size=1, max_size=3),
        limit=st.integers(1, 60))
 def test_streamed_pieces_make_up_the_text(decoder: Decoder, text: str, stop: str, limit: int) -> None:
-    """Characters of several bytes and stop strings that begin and then don't: nothing is taken back, nothing is lost."""
+    """Characters of several bytes and stop strings that begin and then don't: nothing is taken back, nothing is
+    lost."""
     output, pieces = push_all(decoder, text, EndRules(limit, stop=(stop,)))
     if output.finish_reason:
         assert "".join(pieces) == output.text
@@ -99,7 +99,8 @@ def test_seeded_sampling_is_the_same_in_every_mode(decoder: Decoder, options: di
 
 
 def test_draws_follow_the_distribution() -> None:
-    """20,000 draws against their softmax, within and without top-p: chi-square below its 99.9% point (7 degrees: 24.3)."""
+    """20,000 draws against their softmax, within and without top-p: chi-square below its 99.9% point (7 degrees:
+    24.3)."""
     logits = np.array([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, 1.5], dtype=np.float32)
     chooser = Chooser(temperature=0.8, seed=3)
     counts = np.bincount([chooser.choose(logits, i) for i in range(20_000)], minlength=8)
@@ -112,8 +113,9 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_speculative_draws_follow_the_distribution() -> None:
-    """Lossless: whatever is drafted at an index, the token kept there is the draw that AR makes. Here a fixed draft d is
-    kept with frequency p(d), and after a rejection the tokens follow p without d: rejection sampling's two laws."""
+    """Lossless: whatever is drafted at an index, the token kept there is the draw that AR makes. Here a fixed draft
+    d is kept with frequency p(d), and after a rejection the tokens follow p without d: rejection sampling's two
+    laws."""
     logits = np.array([1.0, 0.0, 0.3, -1.0], dtype=np.float32)
     p = np.exp(log_softmax(logits))
     draws = np.array([Chooser(1.0, seed=11).choose(logits, i) for i in range(20_000)])

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tune_kernels.decoder import Decoder, fp8_reference, linear
 from tune_kernels.decoder.loader import load_checkpoint
 from tune_kernels.decoder.precision import precision_of

@@ -1,7 +1,6 @@
 """The worklog's own figures come out of the equations (facts of B300 and H200, Qwen2.5-7B, FP8 with a bf16 head)."""
 
 import pytest
-
 from tune_kernels.decoder.errors import RequestError
 from tune_kernels.decoder.precision import precision_of
 from tune_kernels.decoder.roofline import Times, best, floor_ms, predict, step_bytes, tokens_per_round

@@ -2,13 +2,11 @@
 Hugging Face. scripts/check_smollm2.py is the long form of it: all six prompts, 128 tokens."""
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.loader import load_checkpoint
 from tune_kernels.decoder.reference import compare_with_reference, hugging_face_model
@@ -24,8 +22,8 @@ def hugging_face(smollm2: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def decoder(smollm2: Path) -> Iterator[Decoder]:
-    yield Decoder.load(str(smollm2), recipe="fp32", drafter="ngram", capacity=1024)
+def decoder(smollm2: Path) -> Decoder:
+    return Decoder.load(str(smollm2), recipe="fp32", drafter="ngram", capacity=1024)
 
 
 def test_the_gguf_file_is_the_shipped_shape(decoder: Decoder) -> None:
