@@ -49,9 +49,9 @@ def load_prompts(path: Path, which: str) -> tuple[list[dict[str, str]], int]:
     """(prompts with name, kind and text; repeats). Raises RequestError for a file that isn't the prompts file."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        prompts, repeats = table[which], int(table["repeats"])
-        assert all({"name", "kind", "text"} <= set(p) for p in prompts)
-    except (OSError, ValueError, KeyError, AssertionError) as e:
+        prompts = [{key: str(p[key]) for key in ("name", "kind", "text")} for p in table[which]]
+        repeats = int(table["repeats"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
         raise RequestError(f"{path}: {e}", expected=f"a prompts file with [[{which}]] and repeats",
                            action="name one with --prompts") from None
     return prompts, repeats

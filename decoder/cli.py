@@ -192,7 +192,7 @@ def _show_evidence(evidence: Any, out: Path) -> None:
               "does its work and its proposals are overwritten.")
 @click.option("--prompts", type=click.Path(path_type=Path), default=DATA / "prompts.toml")
 @click.option("--set", "which", type=click.Choice(("evaluation", "tuning")), default="evaluation", show_default=True)
-@click.option("--repeats", type=int, default=None, help="The prompts file's where not given.")
+@click.option("--repeats", type=click.IntRange(min=1), default=None, help="The prompts file's where not given.")
 @click.option("--max-new-tokens", default=64, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")

@@ -58,10 +58,11 @@ class Drafter(Protocol):
 
 
 def likely_outcomes(scores: Sequence[np.ndarray], draft: Sequence[int], branches: int) -> list[OutcomeKey]:
-    """The `branches` most likely outcomes in the drafter's own eyes, most likely first.
+    """The `branches` most likely outcomes in the drafter's own eyes, the best one of a full accept first.
 
     scores: for accepted counts 0..K a row [vocabulary] over the token that comes next. P(j, t) = product over i < j of
-    q_i(draft_i), times q_j(t). Below K the drafted token is no recovery token: the target would have accepted it.
+    q_i(draft_i), times q_j(t). Below K the drafted token is no recovery token: the target would have accepted it. A full
+    accept comes first because q_i underrates it: where drafter and target agree on the winner, it is certain.
     """
     found: list[tuple[float, int, int]] = []
     reach = 0.0
@@ -71,4 +72,6 @@ def likely_outcomes(scores: Sequence[np.ndarray], draft: Sequence[int], branches
         tokens = [t for t in most_likely(log_q, branches + 1) if t != drafted][:branches]
         found += [(-(reach + float(log_q[t])), count, t) for t in tokens]
         reach += float(log_q[drafted]) if drafted is not None else 0.0
-    return [(count, token) for _, count, token in sorted(found)[:branches]]
+    ordered = [(count, token) for _, count, token in sorted(found)]
+    full = next(key for key in ordered if key[0] == len(draft))
+    return [full, *(key for key in ordered if key != full)][:branches]

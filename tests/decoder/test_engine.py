@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tune_kernels.decoder import Decoder, Result
-from tune_kernels.decoder.drafter import Branch, Outcome
+from tune_kernels.decoder.drafter import Branch, Outcome, likely_outcomes
 from tune_kernels.decoder.errors import LoadError, RequestError
 from tune_kernels.decoder.scripted import ScriptedDrafter
 from tune_kernels.decoder.speculate import Lookahead, Reply
@@ -189,6 +190,18 @@ def test_a_model_that_drafts_for_itself_is_always_right(kind: str, recipe: str, 
         assert result.stats.acceptance == 1
         assert result.stats.rounds == 10
         assert result.stats.tokens_per_round == 3.9  # 39 tokens, the first comes from the prompt
+    assert result.stats.hit_rate == 1  # the outcome of a full accept is prepared whatever the drafter believes
+
+
+def test_likely_outcomes() -> None:
+    """By the drafter's probability, the drafted token left out below K, the best of a full accept first; ties by id."""
+    rows = [np.log(np.array(q)) for q in ([0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1])]
+    assert likely_outcomes(rows, [0, 2], 4) == [(2, 1), (0, 1), (1, 0), (1, 1)]
+    assert likely_outcomes(rows, [0, 2], 1) == [(2, 1)]
+    everything = likely_outcomes(rows, [0, 2], 9)
+    assert len(everything) == len(set(everything)) == 2 + 2 + 3
+    assert (0, 0) not in everything
+    assert likely_outcomes(rows[:1], [], 2) == [(0, 0), (0, 1)]
 
 
 def test_ssd_drafts_what_sd_drafts(load_tiny: Callable[..., Decoder], tiny_folders: dict[str, Path], tmp_path: Path,

@@ -20,11 +20,13 @@ def run(decoder: Decoder, cache: KVCache, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_hugging_faces(kind: str, load_tiny: Callable[..., Decoder], tiny_folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("chunk", [16, 48, 256])
+def test_logits_are_hugging_faces(kind: str, chunk: int, tiny_folders: dict[str, Path], recipe_of: Any) -> None:
+    """cases.md, Decoding 24: with a chunk of 48 or 256 and a head of 16, keys and values share no stride."""
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(tiny_folders[kind], dtype=torch.float32)
-    decoder = load_tiny(kind)
+    decoder = Decoder.load(str(tiny_folders[kind]), recipe=recipe_of("fp32", chunk))
     with torch.inference_mode():
         expected = reference(torch.tensor([TOKENS])).logits[0]
     logits = decoder.model.logits(run(decoder, decoder.model.new_cache(80), TOKENS))
@@ -49,6 +51,22 @@ def test_rows_alone_and_together_with_poisoned_slots(kind: str, recipe: str, loa
             at += len(part)
         assert torch.equal(torch.cat(out), expected), sizes
     assert torch.equal(decoder.model.logits(expected[:1]), decoder.model.logits(expected)[:1])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_any_number_of_threads_gives_the_same_bits(recipe: str, load_tiny: Callable[..., Decoder]) -> None:
+    """All rows at once and one by one, with 1 to 8 threads."""
+    decoder = load_tiny("qwen2", recipe)
+    expected, before = run(decoder, decoder.model.new_cache(70), TOKENS), torch.get_num_threads()
+    try:
+        for threads in (2, 3, 4, 8):
+            torch.set_num_threads(threads)
+            cache = decoder.model.new_cache(70)
+            alone = torch.cat([run(decoder, cache, [token]) for token in TOKENS[:20]])
+            assert torch.equal(alone, expected[:20]), threads
+            assert torch.equal(run(decoder, decoder.model.new_cache(70), TOKENS), expected), threads
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
