@@ -258,18 +258,20 @@ def _show_bench(rows: list[dict[str, Any]], which: str) -> None:
 @click.option("--t-d", type=float, default=None, help="Measured ms of a drafted token; the floor where not given.")
 @click.option("--t-o", default=0.0, show_default=True, help="Measured ms of the rest of a round.")
 @click.option("--t-sync", default=0.0, show_default=True, help="Measured ms that SSD waits on a hit.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--measured", type=click.Path(path_type=Path), default=None, help="A file of `bench --out`: tau, times and hit "
+              "rate of each K come from it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @told
 def roofline(model: str, drafter_model: str, sku: str, recipe: str, bandwidth: float | None, context: int,
              draft_lengths: tuple[int, ...], acceptance: float, tau: float | None, hit_rate: float, t_v: float | None,
-             t_d: float | None, t_o: float, t_sync: float, as_json: bool) -> None:
+             t_d: float | None, t_o: float, t_sync: float, measured: Path | None, as_json: bool) -> None:
     """The floor of a step, and what SD and SSD can reach: pure arithmetic, no GPU."""
     from ..schedules.recipe import load_recipe
     from ..shapes.model import load_model_shape
     from ..shapes.target import load_sku
     from .errors import RequestError
     from .precision import precision_of
-    from .roofline import Times, best, floor_ms, predict, step_bytes, to_dict, tokens_per_round
+    from .roofline import Times, best, floor_ms, from_bench, predict, step_bytes, to_dict, tokens_per_round
 
     if tau is not None and len(draft_lengths) != 1:
         raise RequestError("--tau was measured at one draft length", expected="exactly one --draft-length beside it")
@@ -281,7 +283,8 @@ def roofline(model: str, drafter_model: str, sku: str, recipe: str, bandwidth: f
     floor = floor_ms(read, speed)
     drafting = floor_ms(step_bytes(load_model_shape(drafter_model), precision), speed)
     times = Times(drafting if t_d is None else t_d, floor if t_v is None else t_v, t_o, t_sync)
-    rows = [predict(times, k, tau or tokens_per_round(acceptance, k), hit_rate) for k in draft_lengths]
+    rows = from_bench(measured) if measured else [
+        predict(times, k, tau or tokens_per_round(acceptance, k), hit_rate) for k in draft_lengths]
     record = {"schema": "tune-kernels/roofline/1", "model": model, "target": sku, "recipe": recipe,
               "bandwidth_tb_s": speed, "context": context, "bytes": read, "floor_ms": floor,
               "floor_tokens_per_s": 1e3 / floor, "t_v_ms": times.t_v, "t_d_ms": times.t_d,
@@ -293,7 +296,8 @@ def roofline(model: str, drafter_model: str, sku: str, recipe: str, bandwidth: f
     click.echo(f"{model}, {recipe}, {context} tokens of context: {sum(read.values()) / 1e9:.2f} GB a step ("
                + ", ".join(f"{name} {n / 1e9:.2f}" for name, n in read.items()) + ")")
     click.echo(f"floor at {speed:g} TB/s: {floor:.2f} ms, {1e3 / floor:.0f} tokens/s")
-    table(f"t_v {times.t_v:.3f} ms, t_d {times.t_d:.3f} ms, t_o {t_o:g} ms, t_sync {t_sync:g} ms, hit rate {hit_rate:g}",
+    table(f"measured: {measured}" if measured else f"t_v {times.t_v:.3f} ms, t_d {times.t_d:.3f} ms, t_o {t_o:g} ms, "
+          f"t_sync {t_sync:g} ms, hit rate {hit_rate:g}",
           ("K", "tau", "AR tokens/s", "SD", "SSD", "SD / AR", "SSD / SD", "SSD / SD at best"),
           [(str(r.draft_length), f"{r.tau:.2f}", f"{r.ar:.0f}", f"{r.sd:.0f}", f"{r.ssd:.0f}", f"{r.sd_over_ar:.2f}",
             f"{r.ssd_over_sd:.2f}", f"{r.ssd_ceiling_over_sd:.2f}") for r in rows])

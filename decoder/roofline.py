@@ -9,8 +9,10 @@ Acceptance is not independent in practice: where tau was measured, use it.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from ..shapes.fields import read_table
 from ..shapes.model import HeadShape, LinearShape, ModelShape
 from .errors import RequestError
 from .precision import BYTES, Precision
@@ -88,6 +90,25 @@ def predict(times: Times, draft_length: int, tau: float, hit_rate: float) -> Pre
 def best(predictions: Sequence[Prediction], what: str = "sd") -> Prediction:
     """The draft length with the highest rate, the shorter one among equals."""
     return max(predictions, key=lambda p: (getattr(p, what), -p.draft_length))
+
+
+def from_bench(path: Path) -> list[Prediction]:
+    """Predictions from the file that `bench --out` wrote: for each K its measured tau, times and hit rate.
+
+    Raises:
+        RequestError: no such file, or none with SD rows.
+    """
+    record = read_table(path, RequestError)
+    rows = {(r["mode"], r["draft_length"]): r for r in record.get("rows", []) if r.get("kind") == "all"}
+    found = []
+    for (mode, draft_length), sd in sorted(rows.items()):
+        if mode == "sd":
+            ssd = rows.get(("ssd", draft_length), {})
+            times = Times(sd["t_d_ms"], sd["t_v_ms"], max(sd["t_o_ms"], 0.0), ssd.get("t_sync_ms", 0.0))
+            found.append(predict(times, draft_length, sd["tokens_per_round"], ssd.get("hit_rate", 0.0)))
+    if not found:
+        raise RequestError(f"{path}: no SD rows", expected="a file of `bench --out` with --mode sd")
+    return found
 
 
 def to_dict(prediction: Prediction) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def test_generate_on_random_weights_takes_ids(runner: CliRunner) -> None:
     (["roofline", "--target", "nvidia-b301"], "did you mean"),
     (["roofline", "--tau", "2"], "exactly one"),
     (["roofline", "--bandwidth", "0"], "above 0"),
+    (["roofline", "--measured", "/nowhere"], "/nowhere"),
     (["roofline", "--model", "qwen"], "unknown model"),
     (["roofline", "--recipe", "fp9"], "unknown recipe"),
 ])
@@ -108,13 +109,16 @@ def test_bench_prints_a_table_and_one_json_line(runner: CliRunner, tiny_folders:
     prompts.write_text('repeats = 1\n[[tuning]]\nname = "a"\nkind = "code"\ntext = "x = x + x + x"\n')
     options = ["--weights", str(tiny_folders["llama"]), "--prompts", str(prompts), "--set", "tuning", "--draft-length", "2",
                "--draft-length", "4", "--max-new-tokens", "16", "--scripted-tau", "2.5"]
-    result = runner.invoke(bench, options)
+    result = runner.invoke(bench, [*options, "--out", str(tmp_path / "bench.json")])
     assert result.exit_code == 0, result.output
     record = last_json(result.stdout)
     assert record["same"]
     assert [r["config"] for r in record["rows"] if r["kind"] == "all"] == ["ar", "sd K=2", "sd K=4", "ssd K=2", "ssd K=4"]
     taus = [r["tokens_per_round"] for r in record["rows"] if r["kind"] == "all" and r["mode"] != "ar"]
     assert all(abs(tau - 2.5) < 0.3 for tau in taus)
+    predicted = runner.invoke(roofline, ["--measured", str(tmp_path / "bench.json"), "--json"])
+    assert predicted.exit_code == 0, predicted.output
+    assert [(r["draft_length"], r["tau"]) for r in last_json(predicted.stdout)["rows"]] == list(zip((2, 4), taus))
 
 
 def test_roofline_json_is_one_object(runner: CliRunner) -> None:

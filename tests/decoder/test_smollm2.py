@@ -44,7 +44,9 @@ def test_three_modes_give_hugging_faces_greedy_tokens(index: int, decoder: Decod
         expected = hugging_face.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False,
                                          repetition_penalty=1.0, pad_token_id=2)[0, len(ids):].tolist()
     for mode in ("ar", "sd", "ssd"):
-        assert decoder.generate(chat, mode, max_new_tokens=NEW_TOKENS).token_ids == expected
+        result = decoder.generate(chat, mode, max_new_tokens=NEW_TOKENS)
+        assert result.token_ids == expected
+        assert result.text == decoder.tokenizer.decode(expected)
 
 
 def test_logits_across_a_chunk_boundary(decoder: Decoder, hugging_face: Any) -> None:
