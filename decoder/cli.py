@@ -67,6 +67,9 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--backend", default=None, help="torch (the default)."),
         click.option("--drafter", default="ngram", show_default=True, help="ngram, a folder of a small model or an EAGLE-3 "
                      "checkpoint, or random:SEED."),
+        click.option("--device", default=None, help="cpu, cuda, cuda:1; the first GPU where there is one."),
+        click.option("--capacity", type=click.IntRange(min=1), default=None, help="Tokens of the KV cache; 4096 where the model "
+                     "has as many positions."),
     ):
         command = option(command)
     return command
@@ -87,12 +90,13 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--compare", is_flag=True, help="Run AR, SD and SSD and show that they agree.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @told
-def generate(prompt: str, weights: str, model: str | None, recipe: str, backend: str | None, drafter: str, mode: str,
-             raw: bool, compare: bool, as_json: bool, **options: Any) -> None:
+def generate(prompt: str, weights: str, model: str | None, recipe: str, backend: str | None, drafter: str,
+             device: str | None, capacity: int | None, mode: str, raw: bool, compare: bool, as_json: bool,
+             **options: Any) -> None:
     """Decode PROMPT. Streams text as it comes; exit code 1 if --compare finds a difference."""
     from .engine import Decoder
 
-    decoder = Decoder.load(weights, model, recipe, drafter, backend)
+    decoder = Decoder.load(weights, model, recipe, drafter, backend, device, capacity=capacity)
     if compare and options["seed"] is None:
         options["seed"] = 0
     asked: Any = prompt
@@ -197,9 +201,10 @@ def _show_evidence(evidence: Any, out: Path) -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @told
-def bench(weights: str, model: str | None, recipe: str, backend: str | None, drafter: str, modes: tuple[str, ...],
-          draft_lengths: tuple[int, ...], branches: int, scripted_tau: float | None, prompts: Path, which: str,
-          repeats: int | None, max_new_tokens: int, out: Path | None, as_json: bool) -> None:
+def bench(weights: str, model: str | None, recipe: str, backend: str | None, drafter: str, device: str | None,
+          capacity: int | None, modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
+          scripted_tau: float | None, prompts: Path, which: str, repeats: int | None, max_new_tokens: int,
+          out: Path | None, as_json: bool) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
     from .bench import configs, load_prompts, run_all, summary
     from .engine import Decoder
@@ -209,7 +214,7 @@ def bench(weights: str, model: str | None, recipe: str, backend: str | None, dra
         raise RequestError(f"--scripted-tau {scripted_tau}", expected=f"1 to {min(draft_lengths) + 1}: a round of K drafted "
                            "tokens emits at most K + 1")
     chosen, file_repeats = load_prompts(prompts, which)
-    decoder = Decoder.load(weights, model, recipe, drafter, backend)
+    decoder = Decoder.load(weights, model, recipe, drafter, backend, device, capacity=capacity)
     progress = Progress()
     try:
         runs = list(run_all(decoder, chosen, repeats or file_repeats, configs(modes, draft_lengths), max_new_tokens,

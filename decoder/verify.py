@@ -73,6 +73,8 @@ class Plan:
     recipe: str
     drafter: str | None
     backend: str | None
+    device: str | None
+    capacity: int | None
     kinds: tuple[str, ...]
     text: Path
     task: Path
@@ -88,7 +90,7 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
     """
     checkpoint = load_checkpoint(plan.weights, plan.model, torch.device("cpu"))
     mark = fingerprint(checkpoint.tensors)
-    decoder = Decoder.load(plan.weights, plan.model, plan.recipe, plan.drafter, plan.backend)
+    decoder = load_decoder(plan, plan.recipe, plan.drafter)
     ids = text_ids(decoder, plan)
     evidence = Evidence(decoder.source, mark, plan.recipe, decoder.model.notes.name)
     linear = precision_of(decoder.recipe).linear
@@ -115,6 +117,11 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
     return evidence
 
 
+def load_decoder(plan: Plan, recipe: str, drafter: str | None) -> Decoder:
+    """The plan's model under a recipe."""
+    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, capacity=plan.capacity)
+
+
 def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
     """The text's token ids; without a tokenizer, bytes spread over the vocabulary."""
     try:
@@ -130,7 +137,7 @@ def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
 def quality(decoder: Decoder, plan: Plan, ids: list[int], linear: str,
             progress: Callable[[str], None]) -> Iterator[CheckResult]:
     """The quality checks against an fp32 decoder of the same weights."""
-    fp32 = decoder if linear == "fp32" else Decoder.load(plan.weights, plan.model, "fp32", None, plan.backend)
+    fp32 = decoder if linear == "fp32" else load_decoder(plan, "fp32", None)
     part = ids[:plan.text_tokens]
     tally = measure_text(decoder, fp32, part, lambda done: progress(f"quality text: {done} of {len(part) - 1} tokens"))
     yield from text_checks(tally, linear)
