@@ -17,7 +17,7 @@ import torch
 from tune_kernels.decoder import Decoder, model, ops, session, speculate
 from tune_kernels.decoder.agreement import Agreement
 from tune_kernels.decoder.check import run_checks
-from tune_kernels.decoder.kv_cache import Appended, KVCache
+from tune_kernels.decoder.kv_cache import Appended, Branches, KVCache
 from tune_kernels.decoder.loader import load_checkpoint
 from tune_kernels.decoder.reference import compare_with_reference, reference_model
 from tune_kernels.decoder.small_model import SmallModelDrafter
@@ -30,12 +30,11 @@ def v_with_ks_strides(patch: Patch) -> None:
     """cases.md, Decoding 24. K leaves RoPE as [rows, heads, head_dim]; were it [rows, head_dim, heads] instead, a
     kernel that takes K's strides for both would read V's heads interleaved: consistently wrong, so all decoders
     agree."""
-    append = Appended.append
-
-    def wrong(self: Appended, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        _, heads, head_dim = v.shape
-        append(self, layer, k, v.contiguous().as_strided(v.shape, (heads * head_dim, 1, heads)))
-    patch.setattr(Appended, "append", wrong)
+    for rows in (Appended, Branches):
+        def wrong(self: Any, layer: int, k: torch.Tensor, v: torch.Tensor, append: Any = rows.append) -> None:
+            _, heads, head_dim = v.shape
+            append(self, layer, k, v.contiguous().as_strided(v.shape, (heads * head_dim, 1, heads)))
+        patch.setattr(rows, "append", wrong)
 
 
 def rollback_one_too_far(patch: Patch) -> None:
