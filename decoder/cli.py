@@ -177,7 +177,8 @@ def verify(as_json: bool, out: Path, **options: Any) -> None:
 def _show_evidence(evidence: Any, out: Path) -> None:
     rows = [(kind, str(n["run"]), str(n["passed"])) for kind, n in evidence.counts().items()]
     marked = " (random weights: good for speed and bits, not for quality)" if evidence.weights.startswith("random:") else ""
-    table(f"{evidence.weights}{marked}, recipe {evidence.recipe}", ("kind", "run", "passed"), rows)
+    click.echo(f"{evidence.weights}{marked}, recipe {evidence.recipe}")
+    table("checks", ("kind", "run", "passed"), rows)
     for result in evidence.results:
         if not result.passed or result.kind != "agreement":
             click.echo(f"{'ok  ' if result.passed else 'FAIL'} {result.kind}: {result.name}: {result.detail}")
