@@ -1,5 +1,6 @@
 """The command line. `--help` imports neither triton nor torch: commands import what they need when they run."""
 
+import importlib
 import json
 import sys
 import time
@@ -19,7 +20,25 @@ SECONDS_A_LINE = 5.0  # between progress lines where the output isn't a terminal
 INTERRUPTED = 130  # the shell's exit code for Ctrl-C
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+DECODER_COMMANDS = "tune_kernels.decoder.cli"
+
+
+class _Commands(click.Group):
+    """The commands of this file, and the decoder's, which are imported when they are asked for."""
+
+    names = ("generate", "verify", "bench", "roofline")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.names])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.names:
+            return super().get_command(ctx, cmd_name)
+        found: click.Command = getattr(importlib.import_module(DECODER_COMMANDS), cmd_name)
+        return found
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="tune-kernels")
 @click.option("--offline", is_flag=True, help="Compile, inspect and report every schedule; needs no GPU.")
 @click.option("--model", default="qwen2.5-7b", show_default=True, metavar="NAME|PATH",

@@ -1,0 +1,83 @@
+"""The interface between the engine and what computes: a backend makes a `Model` of a checkpoint, the engine drives it.
+
+Token ids go in, hidden rows come out; the engine never sees a weight. A backend owns its layout, its launches and its
+schedules, and must be row-invariant on its own. `torch` is the reference and runs anywhere.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..shapes.fields import nearest
+from ..shapes.model import ModelShape
+from .errors import LoadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..schedules.recipe import Recipe
+    from .kv_cache import KVCache, Rows
+    from .loader import Checkpoint
+
+BACKENDS = {"torch": ".model:load_torch_model"}
+
+
+@dataclass
+class Hidden:
+    """Rows out of one pass. final [rows, hidden_size]: after the last norm; features [rows, n * hidden_size]: the
+    residual stream after the asked layers, concatenated low to high, or None."""
+
+    final: "torch.Tensor"
+    features: "torch.Tensor | None" = None
+
+
+@dataclass(frozen=True)
+class BackendNotes:
+    """What a backend says of itself in `stats`: the schedules in use with their evidence, and launches per token
+    where it counts them."""
+
+    name: str
+    device: str
+    schedules: tuple[dict[str, Any], ...] = ()
+    launches_per_token: float | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+
+class Model(Protocol):
+    """A target or a small drafter. Stateless: sequences live in the caches it makes, so one may serve two threads."""
+
+    shape: ModelShape
+    device: "torch.device"
+    notes: BackendNotes
+    embedding: "torch.Tensor"  # [vocab_size, hidden_size]: an EAGLE-3 drafter without its own reads it
+    vocab_limit: int  # no id at or beyond it is ever emitted
+
+    def new_cache(self, capacity: int) -> "KVCache":
+        """A cache for one sequence of up to `capacity` tokens."""
+
+    def forward(self, tokens: list[int], rows: "Rows", layers: tuple[int, ...] = ()) -> Hidden:
+        """One pass over `tokens`, one row each, appended to what `rows` stands for; `layers`: features after those
+        layers."""
+
+    def logits(self, final: "torch.Tensor") -> "torch.Tensor":
+        """[rows, vocab_size] in fp32."""
+
+    def greedy(self, final: "torch.Tensor") -> list[int]:
+        """The winning token of each row, the lowest id on ties. Never beyond `vocab_limit`."""
+
+    def limit_vocabulary(self, size: int) -> None:
+        """From now on no id at or beyond `size` (the tokenizer's) is ever emitted."""
+
+
+def load_model(checkpoint: "Checkpoint", recipe: "Recipe", backend: str | None, device: "torch.device") -> Model:
+    """A model on the named backend; None picks `torch`.
+
+    Raises:
+        LoadError: an unknown backend; what the backend refuses.
+    """
+    name = backend or "torch"
+    if name not in BACKENDS:
+        raise LoadError(f"unknown backend {name!r}{nearest(name, BACKENDS)}", expected=f"one of {', '.join(BACKENDS)}")
+    module, function = BACKENDS[name].split(":")
+    model: Model = getattr(importlib.import_module(module, __package__), function)(checkpoint, recipe, device)
+    return model

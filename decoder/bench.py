@@ -1,0 +1,137 @@
+"""`tune-kernels bench`: decode rates of AR, SD and SSD on the committed prompts.
+
+Runs are interleaved: each repeat of each prompt decodes with every configuration in turn. A figure is the median
+over prompts and repeats of the ratio to the AR run of the same prompt and repeat; outputs are compared, and a run
+whose tokens differ fails the benchmark. Rates are of decode alone; a second column includes the prompt.
+"""
+
+import statistics
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .engine import Decoder, Result
+from .errors import RequestError
+from .scripted import ScriptedDrafter
+from .stats import Stats
+
+SETS = ("evaluation", "tuning")
+PATTERN = 20  # rounds after which a scripted acceptance repeats
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to decode; draft_length 0 for AR."""
+
+    mode: str
+    draft_length: int
+
+    @property
+    def label(self) -> str:
+        return self.mode if self.mode == "ar" else f"{self.mode} K={self.draft_length}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One request of one configuration."""
+
+    config: Config
+    prompt: str
+    kind: str
+    repeat: int
+    stats: Stats
+    same_as_ar: bool
+
+
+def load_prompts(path: Path, which: str) -> tuple[list[dict[str, str]], int]:
+    """(prompts with name, kind and text; repeats). Raises RequestError for a file that isn't the prompts file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        prompts = [{key: str(p[key]) for key in ("name", "kind", "text")} for p in table[which]]
+        repeats = int(table["repeats"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise RequestError(f"{path}: {e}", expected=f"a prompts file with [[{which}]] and repeats",
+                           action="name one with --prompts") from None
+    return prompts, repeats
+
+
+def configs(modes: tuple[str, ...], draft_lengths: tuple[int, ...]) -> list[Config]:
+    """AR first: the others are measured against it."""
+    return [Config("ar", 0)] + [Config(mode, k) for mode in ("sd", "ssd") if mode in modes for k in draft_lengths]
+
+
+def scripted_pattern(tau: float) -> list[int]:
+    """Accepted counts whose mean is tau - 1, spread evenly."""
+    target, pattern = tau - 1, list[int]()
+    for i in range(1, PATTERN + 1):
+        pattern.append(round(target * i) - sum(pattern))
+    return pattern
+
+
+def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chosen: list[Config], max_new_tokens: int,
+            tau: float | None, branches: int, progress: Callable[[str], None]) -> Iterator[Run]:
+    """Every run, interleaved."""
+    own = decoder.drafter
+    for repeat in range(repeats):
+        for prompt in prompts:
+            ids = prompt_ids(decoder, prompt["text"])
+            ar: Result | None = None
+            for config in chosen:
+                progress(f"repeat {repeat + 1} of {repeats}: {prompt['name']}, {config.label}")
+                if tau is not None and ar is not None:
+                    decoder.drafter = ScriptedDrafter([*ids, *ar.token_ids], scripted_pattern(tau),
+                                                      decoder.model.vocab_limit, inner=own)
+                result = decoder.generate(ids, config.mode, max_new_tokens=max_new_tokens, branches=branches,
+                                          draft_length=config.draft_length or 1)
+                ar = ar or result
+                yield Run(config, prompt["name"], prompt["kind"], repeat, result.stats, result.token_ids == ar.token_ids)
+            decoder.drafter = own
+
+
+def prompt_ids(decoder: Decoder, text: str) -> list[int]:
+    """Under the chat template where there is one; without a tokenizer, the text's bytes as ids."""
+    if decoder.tokenizer is None:
+        return [byte % decoder.model.shape.vocab_size for byte in text.encode()]
+    if decoder.tokenizer.has_chat_template:
+        return decoder.tokenizer.encode_chat([{"role": "user", "content": text}])
+    return decoder.tokenizer.encode(text)
+
+
+def summary(runs: list[Run], kind: str | None = None) -> list[dict[str, Any]]:
+    """One row a configuration, over the prompts of one kind or all: medians of per-request figures; tau and acceptance
+    pooled."""
+    picked = [run for run in runs if kind in (None, run.kind)]
+    base = {(r.prompt, r.repeat): r.stats for r in picked if r.config.mode == "ar"}
+    rows = []
+    for config in dict.fromkeys(run.config for run in picked):
+        of = [run for run in picked if run.config == config]
+        total = {name: sum(getattr(r.stats, name) for r in of) for name in
+                 ("emitted", "rounds", "drafted", "accepted", "branch_hits", "branch_misses")}
+        asked = total["branch_hits"] + total["branch_misses"]
+        rows.append({
+            "config": config.label, "mode": config.mode, "draft_length": config.draft_length, "kind": kind or "all",
+            "requests": len(of), "same_as_ar": all(r.same_as_ar for r in of),
+            "tokens_per_s": statistics.median(r.stats.decode_tokens_per_s for r in of),
+            "tokens_per_s_with_prefill": statistics.median(
+                (r.stats.emitted + 1) / (r.stats.decode_s + r.stats.prefill_s) for r in of),
+            "over_ar": statistics.median(
+                r.stats.decode_tokens_per_s / base[r.prompt, r.repeat].decode_tokens_per_s
+                if base[r.prompt, r.repeat].decode_tokens_per_s else 0.0 for r in of),
+            "tokens_per_round": total["emitted"] / total["rounds"] if total["rounds"] else 0.0,
+            "acceptance": total["accepted"] / total["drafted"] if total["drafted"] else 0.0,
+            "hit_rate": total["branch_hits"] / asked if asked else 0.0, **times(of, config)})
+    return rows
+
+
+def times(runs: list[Run], config: Config) -> dict[str, float]:
+    """t_v and t_d of `roofline`, in milliseconds: a verification, and a drafted token; t_sync: the wait a round."""
+    rounds = sum(r.stats.rounds for r in runs) or 1
+    drafted = sum(r.stats.drafted for r in runs)
+    in_line = 1e3 * sum(r.stats.draft_s for r in runs)
+    return {"t_v_ms": 1e3 * sum(r.stats.verify_s for r in runs) / rounds,
+            "t_d_ms": in_line / drafted if config.mode == "sd" and drafted else 0.0,
+            "t_sync_ms": 1e3 * sum(r.stats.sync_s for r in runs) / rounds,
+            "t_o_ms": 1e3 * sum(r.stats.decode_s - r.stats.verify_s - r.stats.draft_s - r.stats.sync_s
+                                for r in runs) / rounds}

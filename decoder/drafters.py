@@ -1,0 +1,63 @@
+"""Makes a drafter from what the user names, and refuses one that doesn't fit its target."""
+
+from pathlib import Path
+
+import torch
+
+from ..schedules.recipe import Recipe
+from ..shapes.fields import read_table
+from .backend import Model, load_model
+from .drafter import Drafter
+from .errors import LoadError
+from .loader import load_checkpoint, random_seed, resolve
+from .ngram import NGramDrafter
+from .small_model import SmallModelDrafter
+from .tokenizer import Tokenizer, load_tokenizer
+
+
+def load_drafter(name: str, target: Model, tokenizer: Tokenizer | None, recipe: Recipe, backend: str | None,
+                 device: torch.device, capacity: int) -> Drafter:
+    """`ngram`; a path of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's own shape.
+
+    Raises:
+        LoadError: nothing there, or a drafter and a target that don't fit: tokenizer, vocabulary, hidden size,
+        positions.
+"""
+    if name == NGramDrafter.name:
+        return NGramDrafter()
+    if random_seed(name) is None and is_eagle3(path := resolve(name)):
+        from .eagle3_loader import load_eagle3
+
+        return load_eagle3(path, target, recipe, device, capacity)
+    return load_small_model(name, target, tokenizer, recipe, backend, device, capacity)
+
+
+def is_eagle3(path: Path) -> bool:
+    """Whether a folder's configuration is that of an EAGLE-3 drafter, in either spelling."""
+    if not path.is_dir():
+        return False
+    config = read_table(path / "config.json", LoadError)
+    return "draft_vocab_size" in config or any("Eagle3" in str(a) for a in config.get("architectures") or [])
+
+
+def load_small_model(name: str, target: Model, tokenizer: Tokenizer | None, recipe: Recipe, backend: str | None,
+                     device: torch.device, capacity: int) -> SmallModelDrafter:
+    """A small model, its tokenizer compared with the target's. Sizes of vocabularies may differ, meanings of ids may
+    not."""
+    checkpoint = load_checkpoint(name, target.shape if random_seed(name) is not None else None, device)
+    shape = checkpoint.config.shape
+    if checkpoint.path and tokenizer:
+        own = load_tokenizer(checkpoint.path)
+        if own.fingerprint() != tokenizer.fingerprint():
+            raise LoadError(f"drafter {name}: its tokenizer ({own.size} ids) isn't the target's ({tokenizer.size} ids)",
+                            expected="the same token for each id", action="use a drafter of the target's model family")
+    need = tokenizer.size if tokenizer else target.shape.vocab_size
+    if shape.vocab_size < need:
+        raise LoadError(f"drafter {name}: an embedding of {shape.vocab_size} rows", expected=f"at least {need}, one for each "
+                        "id that the target may emit")
+    if shape.max_position < capacity:
+        raise LoadError(f"drafter {name}: {shape.max_position} positions", expected=f"at least {capacity}, the capacity of "
+                        "the target's cache", action=f"load with capacity={shape.max_position}, or use another drafter")
+    model = load_model(checkpoint, recipe, backend, device)
+    model.limit_vocabulary(need)
+    return SmallModelDrafter(model, capacity)

@@ -1,0 +1,22 @@
+"""What a user of the decoder can cause: a model that isn't supported, a request that can't be served, a failed
+check."""
+
+from ..shapes.errors import UserError
+
+
+class DecoderError(UserError):
+    """The base of the decoder's errors."""
+
+
+class LoadError(DecoderError):
+    """Weights, a configuration or a tokenizer that are missing, wrong, unsupported or don't go together."""
+
+
+class RequestError(DecoderError):
+    """A request that this decoder can't serve."""
+
+
+class NumericsError(DecoderError):
+    """The model computed something that has no answer, such as logits that are NaN."""
+
+    exit_code = 1

@@ -1,0 +1,93 @@
+"""What a request has given so far, and the moment it ends: end-of-sequence ids, stop ids, stop strings, the limit.
+
+Tokens are taken one at a time, whatever the size of a round, so a round ends exactly where one-token decoding would.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .tokenizer import TextStream, Tokenizer
+
+
+@dataclass(frozen=True)
+class EndRules:
+    """When a request ends. eos_ids: the model's, empty where they are ignored; stop_ids and stop: the request's own."""
+
+    max_new_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+
+
+@dataclass
+class Output:
+    """token_ids end with the id that ended the request, if one did; text ends before the stop string and holds no
+    special token. finish_reason: None while going, then `eos`, `stop` (an id or a string of the request) or
+    `length`."""
+
+    rules: EndRules
+    tokenizer: Tokenizer | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self._stream = TextStream(self.tokenizer) if self.tokenizer else None
+        self._released = 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still come."""
+        return self.rules.max_new_tokens - len(self.token_ids)
+
+    def push(self, token: int) -> None:
+        """Takes one token. At the same token an end id comes before a stop string, and a stop string before the
+        limit."""
+        assert self.finish_reason is None
+        self.token_ids.append(token)
+        if token in self.rules.eos_ids:
+            self._end("eos")
+        elif token in self.rules.stop_ids:
+            self._end("stop")
+        else:
+            self._extend(self._stream.push(token) if self._stream else "")
+            if self.finish_reason is None and self.remaining == 0:
+                self._end("length")
+
+    def _extend(self, piece: str) -> None:
+        before = len(self.text)
+        self.text += piece
+        longest = max(map(len, self.rules.stop), default=0)
+        found = [at for stop in self.rules.stop if (at := self.text.find(stop, max(0, before - longest + 1))) >= 0]
+        if found:
+            self.text = self.text[:min(found)]
+            self.finish_reason = "stop"
+
+    def _end(self, reason: str) -> None:
+        if self._stream:
+            self._extend(self._stream.flush())
+        self.finish_reason = self.finish_reason or reason
+
+    def release(self) -> str:
+        """The text that has not been released yet and that no stop string can take back."""
+        end = len(self.text)
+        if self.finish_reason is None:
+            end -= max((held_back(self.text, stop) for stop in self.rules.stop), default=0)
+        piece = self.text[self._released:end]
+        self._released = max(self._released, end)
+        return piece
+
+
+def held_back(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that begins `stop`."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+def validated_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The stop strings as a tuple; one string stands for itself."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())

@@ -1,0 +1,87 @@
+"""How a token is chosen from a row of logits: greedily, or by a seeded draw.
+
+A draw at index i of the sequence adds Gumbel noise to logits / temperature and takes the maximum (Gumbel 1954;
+"Gumbel-max trick"), which samples the softmax exactly. The noise of index i comes from (seed, i) alone, so every
+decoder draws the same token there from the same logits. Speculation keeps a drafted token where it equals the
+target's draw: for a draft d that happens with probability p(d), and otherwise the draw is distributed as p without
+d, which is rejection sampling (Leviathan, Kalman, Matias 2023) with a drafter that puts all its mass on d. So
+sampling is lossless, and identical in AR, SD and SSD.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import RequestError
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """temperature 0: argmax of the logits, lowest id on ties; top_p and seed then mean nothing."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def scores(self, logits: np.ndarray, index: int) -> np.ndarray:
+        """What the chosen token of sequence index `index` maximises: logits [vocab_size] in fp32; the same size."""
+        if self.greedy:
+            return logits
+        scaled = logits.astype(np.float64) / self.temperature
+        if self.top_p < 1:
+            scaled = np.where(nucleus(scaled, self.top_p), scaled, -np.inf)
+        uniform = np.random.Generator(np.random.Philox(key=[self.seed, index])).random(logits.shape[0])
+        with np.errstate(divide="ignore"):
+            return scaled - np.log(-np.log(uniform))
+
+    def choose(self, logits: np.ndarray, index: int) -> int:
+        """The token at sequence index `index`; the lowest id where scores tie."""
+        return int(np.argmax(self.scores(logits, index)))
+
+
+def nucleus(scaled: np.ndarray, top_p: float) -> np.ndarray:
+    """The smallest set of most likely tokens whose probability reaches top_p, as a mask [vocab_size]; at least one
+    token, lower ids first among equals."""
+    p = np.exp(scaled - scaled.max())
+    order = np.argsort(-p, kind="stable")
+    count = int(np.searchsorted(np.cumsum(p[order]), top_p * p.sum())) + 1
+    mask = np.zeros(p.shape[0], dtype=bool)
+    mask[order[:count]] = True
+    return mask
+
+
+def make_chooser(temperature: float, top_p: float, seed: int | None) -> Chooser:
+    """A chooser with a seed of its own where none is given.
+
+    Raises:
+        RequestError: a temperature below 0, a top_p outside (0, 1], a negative seed.
+    """
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise RequestError(f"temperature is {temperature}", expected="0 (greedy) or a positive number")
+    if not 0 < top_p <= 1:
+        raise RequestError(f"top_p is {top_p}", expected="above 0 and at most 1")
+    if seed is not None and not 0 <= seed < 2**64:
+        raise RequestError(f"seed is {seed}", expected="a whole number from 0 to 2^64 - 1")
+    return Chooser(float(temperature), float(top_p), int.from_bytes(os.urandom(8), "little") if seed is None else seed)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """[vocab_size] in fp64, of one row alone."""
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def most_likely(values: np.ndarray, count: int) -> list[int]:
+    """The ids of the `count` largest values, largest first, lower ids first among equals."""
+    count = min(count, values.shape[0])
+    threshold = np.partition(values, -count)[-count]
+    candidates = np.flatnonzero(values >= threshold)
+    order = candidates[np.argsort(-values[candidates], kind="stable")]
+    return [int(i) for i in order[:count]]

@@ -1,0 +1,75 @@
+"""What a request cost and what its drafter was worth. Ratios are pooled over the request, never averaged per round."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Stats:
+    """drafted and accepted count what was verified and kept: of a round that an end cut short, the drafted tokens
+    past the cut count in neither. emitted: tokens of rounds; the first token of a request comes from the prompt's
+    pass.
+
+    Times in seconds. overlap_s: time in which drafter and target worked at once; sync_s: time the target waited for
+    the drafter's branches.
+"""
+
+    mode: str = "ar"
+    prompt_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    branch_hits: int = 0
+    branch_misses: int = 0
+    stale_replies: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sync_s: float = 0.0
+    overlap_s: float = 0.0
+    round_s: list[float] = field(default_factory=list)
+    accepted_per_round: list[int] = field(default_factory=list)
+    seed: int | None = None
+    backend: str = ""
+    device: str = ""
+    launches_per_token: float | None = None
+    schedules: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """tau: counts the recovery token; 1 for AR."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted over drafted, 0..1."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Rounds whose next draft was ready, of those that asked."""
+        asked = self.branch_hits + self.branch_misses
+        return self.branch_hits / asked if asked else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        return self.emitted / self.decode_s if self.decode_s else 0.0
+
+    def count_round(self, drafted: int, accepted: int, kept: int) -> None:
+        """A round that accepted `accepted` of `drafted` tokens and of whose accepted + 1 tokens `kept` were emitted."""
+        cut = kept < accepted + 1
+        self.rounds += 1
+        self.emitted += kept
+        self.drafted += kept if cut else drafted
+        self.accepted += kept if cut else accepted
+        self.accepted_per_round.append(kept if cut else accepted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, and the ratios."""
+        ratios = {name: getattr(self, name) for name in
+                  ("tokens_per_round", "acceptance", "hit_rate", "decode_tokens_per_s")}
+        return dataclasses.asdict(self) | ratios

@@ -1,0 +1,145 @@
+"""`tune-kernels verify`: the three checks, counted apart, and their evidence as JSON."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .agreement import Agreement
+from .check import KINDS, CheckResult, run_checks
+from .engine import Decoder
+from .errors import RequestError
+from .loader import load_checkpoint
+from .precision import precision_of
+from .quality import load_task, measure_text, task_check, text_checks
+from .reference import compare_with_reference, reference_model
+from .weights import fingerprint
+
+SCHEMA = "tune-kernels/decoder-evidence/1"
+AGREEMENT_PROMPT = 24  # tokens of the text that the agreement checks begin with
+Report = Callable[[CheckResult], None]
+
+
+@dataclass
+class Evidence:
+    """Every check of a run. weights: `path:NAME` or `random:SEED`; tokens_hash: SHA-256 of what the checks emitted."""
+
+    weights: str
+    fingerprint: str
+    recipe: str
+    backend: str
+    results: list[CheckResult] = field(default_factory=list)
+    tokens_compared: int = 0
+    tokens_hash: str = ""
+    not_run: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return all(result.passed for result in self.results)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Checks run and passed, by kind."""
+        return {kind: {"run": sum(r.kind == kind for r in self.results),
+                       "passed": sum(r.kind == kind and r.passed for r in self.results)} for kind in KINDS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the evidence file holds."""
+        return {"schema": SCHEMA, "weights": self.weights, "fingerprint": self.fingerprint, "recipe": self.recipe,
+                "backend": self.backend, "random_weights": self.weights.startswith("random:"), "passed": self.passed,
+                "checks": self.counts(), "not_run": self.not_run, "tokens_compared": self.tokens_compared,
+                "tokens_hash": self.tokens_hash, "results": [r.to_dict() for r in self.results]}
+
+    def write(self, path: Path) -> None:
+        """Writes the file whole or not at all. Raises RequestError where that can't be done."""
+        part = path.with_name(path.name + ".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            part.replace(path)
+        except OSError as e:
+            raise RequestError(f"{path}: {e.strerror}", expected="a place where the evidence can be written") from None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to verify. text: the file whose beginning is the context and whose whole is the quality text."""
+
+    weights: str
+    model: str | None
+    recipe: str
+    drafter: str | None
+    backend: str | None
+    device: str | None
+    capacity: int | None
+    kinds: tuple[str, ...]
+    text: Path
+    task: Path
+    context: int
+    text_tokens: int | None
+
+
+def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evidence:
+    """Runs the plan's checks; `report` sees each result as it comes.
+
+    Raises:
+        LoadError, RequestError: what can't be loaded or read.
+    """
+    checkpoint = load_checkpoint(plan.weights, plan.model, torch.device("cpu"))
+    mark = fingerprint(checkpoint.tensors)
+    decoder = load_decoder(plan, plan.recipe, plan.drafter)
+    ids = text_ids(decoder, plan)
+    evidence = Evidence(decoder.source, mark, plan.recipe, decoder.model.notes.name)
+    linear = precision_of(decoder.recipe).linear
+
+    def take(results: Iterator[CheckResult]) -> None:
+        for result in results:
+            evidence.results.append(result)
+            report(result)
+
+    if "agreement" in plan.kinds:
+        agreement = Agreement(decoder, ids[:AGREEMENT_PROMPT])
+        take(run_checks("agreement", agreement.checks()))
+        evidence.tokens_compared = agreement.tokens_compared
+        evidence.tokens_hash = hashlib.sha256(json.dumps(agreement.emitted).encode()).hexdigest()
+    if "reference" in plan.kinds:
+        progress("loading Hugging Face's model")
+        take(compare_with_reference(decoder, reference_model(checkpoint, linear), ids[:plan.context], linear))
+    del checkpoint
+    if "quality" in plan.kinds:
+        if decoder.tokenizer is None:
+            evidence.not_run.append("quality: random weights have no tokenizer and nothing to be good at")
+        else:
+            take(quality(decoder, plan, ids, linear, progress))
+    return evidence
+
+
+def load_decoder(plan: Plan, recipe: str, drafter: str | None) -> Decoder:
+    """The plan's model under a recipe."""
+    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, capacity=plan.capacity)
+
+
+def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
+    """The text's token ids; without a tokenizer, bytes spread over the vocabulary."""
+    try:
+        text = plan.text.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise RequestError(f"{plan.text}: {e}", expected="a text file", action="name one with --text") from None
+    if decoder.tokenizer is None:
+        size = decoder.model.shape.vocab_size
+        return [(i * 7919 + byte * 104729) % size for i, byte in enumerate(text.encode()[:plan.context])]
+    return decoder.tokenizer.encode(text)
+
+
+def quality(decoder: Decoder, plan: Plan, ids: list[int], linear: str,
+            progress: Callable[[str], None]) -> Iterator[CheckResult]:
+    """The quality checks against an fp32 decoder of the same weights."""
+    fp32 = decoder if linear == "fp32" else load_decoder(plan, "fp32", None)
+    part = ids[:plan.text_tokens]
+    tally = measure_text(decoder, fp32, part, lambda done: progress(f"quality text: {done} of {len(part) - 1} tokens"))
+    yield from text_checks(tally, linear)
+    progress("task")
+    yield task_check(decoder, fp32, load_task(plan.task), linear)
