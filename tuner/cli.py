@@ -38,7 +38,8 @@ class _Commands(click.Group):
         return found
 
 
-@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_Commands, invoke_without_command=True,
+             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="tune-kernels")
 @click.option("--offline", is_flag=True, help="Compile, inspect and report every schedule; needs no GPU.")
 @click.option("--model", default="qwen2.5-7b", show_default=True, metavar="NAME|PATH",
