@@ -217,7 +217,7 @@ def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool
     compile_anew = kernel.compile
 
     def compile_or_load(src: Any, target: Any = None, options: Any = None, **rest: Any) -> Any:
-        chosen = compiler_options_of(options, target.arch)
+        chosen = backend_of(target.arch).parse_options(dict(options))
         key = _digest(src.fn, src.signature, src.constants, src.attrs, chosen.__dict__, target.arch)
         place = bundle / "artefacts" / key
         if not place.is_dir():
@@ -230,11 +230,6 @@ def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool
         return CompiledKernel(src, group, key)
 
     kernel.compile = compile_or_load
-
-
-def compiler_options_of(options: Mapping[str, Any], capability: int) -> Any:
-    """Options as a launch hands them to `compile`, parsed once more, so that they compare with `compiler_options`."""
-    return backend_of(capability).parse_options(dict(options))
 
 
 def default_options(capability: int) -> Any:
