@@ -7,7 +7,7 @@ variant is the token of the argmax variant, ties included. The argmax variant wr
 block; `head_reduce_kernel` walks the blocks in id order.
 
 A tie goes to the lowest token id: leftmost within a block, and a later block must be strictly greater. -0.0 counts as 0.0.
-A NaN never wins. The head is not split over K: each logit is one chain of BLOCK_K steps.
+A NaN never wins, and a row of nothing else gives -1. The head is not split over K: each logit is one chain of BLOCK_K steps.
 """
 
 from dataclasses import dataclass
@@ -98,8 +98,9 @@ def head_reduce_kernel(best_ptr, id_ptr, token_ptr, map_ptr, blocks, TILE: tl.co
         candidate = tl.load(id_ptr + row * blocks + b0 + where)
         token = tl.where(top > best, candidate, token)
         best = tl.maximum(best, top)
+    token = tl.where(best == float("-inf"), -1, token)
     if map_ptr is not None:
-        token = tl.load(map_ptr + token)
+        token = tl.where(token < 0, -1, tl.load(map_ptr + tl.maximum(token, 0)))
     tl.store(token_ptr + row, token)
 
 

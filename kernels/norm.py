@@ -79,7 +79,7 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
     offs = tl.arange(0, BLOCK)
     mask = offs < H
     if token_ptr is not None:
-        token = tl.load(token_ptr + row).to(tl.int64)
+        token = tl.maximum(tl.load(token_ptr + row), 0).to(tl.int64)  # -1 stands for no token
         x = tl.load(embedding_ptr + token * H + offs, mask=mask, other=0.0).to(tl.float32)
     else:
         x = tl.load(x_ptr + row * H + offs, mask=mask, other=0.0).to(tl.float32)
@@ -110,7 +110,7 @@ def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, f
         gdc_launch_dependents()
     offs = tl.arange(0, BLOCK)
     mask = offs < H
-    token = tl.load(token_ptr + row).to(tl.int64)
+    token = tl.maximum(tl.load(token_ptr + row), 0).to(tl.int64)  # -1 stands for no token
     embedded = tl.load(embedding_ptr + token * H + offs, mask=mask, other=0.0).to(tl.float32)
     feature = tl.load(feature_ptr + row * H + offs, mask=mask, other=0.0).to(tl.float32)
     left = rms_norm_row(embedded, token_weight_ptr, offs, mask, eps, H)
