@@ -199,7 +199,7 @@ def new_scratch(N: int, schedule: HeadSchedule, device: "torch.device") -> HeadS
     blocks = triton.cdiv(N, schedule.BLOCK_N)
     return HeadScratch(torch.empty((schedule.row_tile, blocks), dtype=torch.float32, device=device),
                        torch.empty((schedule.row_tile, blocks), dtype=torch.int32, device=device),
-                       torch.empty(schedule.row_tile, dtype=torch.int32, device=device))
+                       torch.zeros(schedule.row_tile, dtype=torch.int32, device=device))
 
 
 def lm_head(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics, limit: int | None = None,
