@@ -27,7 +27,7 @@ from .kv_cache import Branches, Rows
 from .packing import pack
 from .rope import rope_table
 from .selection import Options, Selection
-from .triton_layer import Decode, Phase, Prefill, fixed_schedules, pack_layer
+from .triton_layer import Decode, Phase, Prefill, fixed_schedules, launch_all, pack_layer
 from .triton_model import low_precision
 from .weights import Tensors
 from .workspace import new_workspace, splits
@@ -126,7 +126,7 @@ class TritonEagle3Model:
         draft_norm(tokens, self.embedding, features, self.layer.input_norm, self.hidden_norm, self.shape.rms_norm_eps, rows=rows,
                    x=space.x, out=space.entry, scale=space.x_scale, normed_residual=self.norm_before_residual,
                    schedule=phase.fixed.norm, numerics=self.recipe.numerics)
-        phase.layer(0, self.layer, cache, length, rows, chunks)
+        launch_all(phase.layer(0, self.layer, cache, length, rows, chunks))
 
     def _forward_branches(self, tokens: list[int], features: torch.Tensor, rows: Branches) -> Step:
         """One entry a branch, one pass after another: see TritonModel."""

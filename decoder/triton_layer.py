@@ -4,6 +4,7 @@ kernels, and `Prefill`, many rows through kernels/prefill.py. Both read the same
 What one launch leaves, the next one finishes: partials of a linear are summed by the norm, or by RoPE and append, after it.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,6 +25,14 @@ from .packing import Packed, pack
 from .precision import Precision
 from .weights import Tensors, take
 from .workspace import Workspace
+
+Launched = tuple[str, Callable[[], object]]  # the kind of kernel, and its launch
+
+
+def launch_all(launches: Iterable[Launched]) -> None:
+    """In order."""
+    for _, launch in launches:
+        launch()
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,12 @@ class Phase:
         """x [rows, K] through one linear into out [split_k, rows, N]."""
         raise NotImplementedError
 
-    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
-        """Attention of all rows, [>= rows, num_heads, head_dim] bf16."""
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
+        """Attention of all rows, into what `attended` names."""
+        raise NotImplementedError
+
+    def attended(self, cache: DeviceCache) -> torch.Tensor:
+        """[>= rows, num_heads, head_dim] bf16."""
         raise NotImplementedError
 
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
@@ -97,24 +110,28 @@ class Phase:
         norm(space.x, weight, self.shape.rms_norm_eps, rows=rows, out=space.entry, scale=space.x_scale, tokens=tokens,
              embedding=embedding, schedule=self.fixed.norm, numerics=self.numerics)
 
-    def layer(self, index: int, weights: PackedLayer, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> None:
-        """From normed rows to the partials of `down`."""
+    def layer(self, index: int, weights: PackedLayer, cache: DeviceCache, length: torch.Tensor, rows: int,
+              chunks: int) -> Iterator[Launched]:
+        """From what qkv reads to the partials of `down`, launch by launch."""
         space, fixed, numerics = self.space, self.fixed, self.numerics
-        self.linear("qkv", weights.qkv, space.entry, space.x_scale, space.qkv, rows)
-        rope_append(space.qkv, *self.rope, length, rows=rows, q=space.q, k_cache=cache.keys[index],
-                    v_cache=cache.values[index], schedule=fixed.rope, numerics=numerics)
-        o = self.attend(index, cache, length, rows, chunks).view(-1, space.heads.shape[1])
-        if space.heads_scale is not None:
-            quantise(o, space.heads, space.heads_scale, rows=rows, schedule=fixed.norm, numerics=numerics)
-            o = space.heads
-        self.linear("o", weights.o, o, space.heads_scale, space.y_o, rows)
-        norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden, scale=space.x_scale,
-             part=space.y_o, schedule=fixed.norm, numerics=numerics)
-        self.linear("gate_up", weights.gate_up, space.hidden, space.x_scale, space.gate_up, rows)
-        swiglu(space.gate_up[0], space.act, space.amax, rows=rows, schedule=fixed.row, numerics=numerics)
-        if space.act_scale is not None:
-            quantise(space.act, space.act_q, space.act_scale, rows=rows, amax=space.amax, schedule=fixed.row, numerics=numerics)
-        self.linear("down", weights.down, space.act_q, space.act_scale, space.y_down, rows)
+        yield "qkv", lambda: self.linear("qkv", weights.qkv, space.entry, space.x_scale, space.qkv, rows)
+        yield "rope", lambda: rope_append(
+            space.qkv, *self.rope, length, rows=rows, q=space.q, k_cache=cache.keys[index], v_cache=cache.values[index],
+            schedule=fixed.rope, numerics=numerics)
+        yield from self.attend(index, cache, length, rows, chunks)
+        o = self.attended(cache).view(-1, space.heads.shape[1])
+        if (heads_scale := space.heads_scale) is not None:
+            yield "quantise", lambda: quantise(o, space.heads, heads_scale, rows=rows, schedule=fixed.norm, numerics=numerics)
+        yield "o", lambda: self.linear("o", weights.o, o if heads_scale is None else space.heads, heads_scale, space.y_o, rows)
+        yield "norm", lambda: norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden,
+                                   scale=space.x_scale, part=space.y_o, schedule=fixed.norm, numerics=numerics)
+        yield "gate_up", lambda: self.linear("gate_up", weights.gate_up, space.hidden, space.x_scale, space.gate_up, rows)
+        yield "swiglu", lambda: swiglu(space.gate_up[0], space.act, space.amax, rows=rows, schedule=fixed.row,
+                                       numerics=numerics)
+        if (act_scale := space.act_scale) is not None:
+            yield "quantise", lambda: quantise(space.act, space.act_q, act_scale, rows=rows, amax=space.amax,
+                                               schedule=fixed.row, numerics=numerics)
+        yield "down", lambda: self.linear("down", weights.down, space.act_q, space.act_scale, space.y_down, rows)
 
     def end(self, weight: torch.Tensor, rows: int, last: bool, feature: torch.Tensor | None = None,
             row: torch.Tensor | None = None) -> None:
@@ -146,14 +163,17 @@ class Decode(Phase):
         linear(x[:rows], weights.w, x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
                out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows], schedule=schedule, numerics=self.numerics)
 
-    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase. chunks: covered by the launch; they must reach the last key."""
         schedule = cast(AttentionSchedule, self.schedules["attention"])
-        partials = attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
-                             out=cache.partials, schedule=schedule, numerics=self.numerics)
-        merge(partials, length, rows=rows, chunk=schedule.chunk, schedule=cast(MergeSchedule, self.schedules["merge"]),
-              numerics=self.numerics)
-        return partials.o
+        yield "attention", lambda: attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
+                                             out=cache.partials, schedule=schedule, numerics=self.numerics)
+        yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk,
+                                     schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
+
+    def attended(self, cache: DeviceCache) -> torch.Tensor:
+        """See Phase."""
+        return cache.partials.o
 
 
 class Prefill(Phase):
@@ -170,8 +190,11 @@ class Prefill(Phase):
         prefill_linear(x, weights.w, out[0], rows=rows, x_scale=scale, w_scale=weights.scale, bias=weights.bias,
                        numerics=self.numerics)
 
-    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase."""
-        prefill_attention(self.space.q, cache.keys[index], cache.values[index], length, self.out, rows=rows,
-                          numerics=self.numerics)
+        yield "attention", lambda: prefill_attention(self.space.q, cache.keys[index], cache.values[index], length, self.out,
+                                                     rows=rows, numerics=self.numerics)
+
+    def attended(self, cache: DeviceCache) -> torch.Tensor:
+        """See Phase."""
         return self.out

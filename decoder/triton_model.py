@@ -5,6 +5,7 @@
 all decoders, whose result doesn't depend on how a prompt is cut.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -26,7 +27,7 @@ from .loader import Checkpoint
 from .precision import Precision, precision_of
 from .rope import rope_table
 from .selection import Options, Selection, select_schedules
-from .triton_layer import Decode, Fixed, PackedLayer, Prefill, fixed_schedules, pack_layer
+from .triton_layer import Decode, Launched, PackedLayer, Prefill, fixed_schedules, launch_all, pack_layer
 from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from .workspace import new_workspace, splits
 
@@ -102,7 +103,7 @@ class TritonModel:
 
     def launch(self, cache: DeviceCache, rows: int, chunks: int, layers: tuple[int, ...] = ()) -> None:
         """Every launch of one decode pass over inputs.row_tokens at inputs.length."""
-        self._launch(self.decode, self.inputs.row_tokens, cache, self.inputs.length, rows, chunks, layers)
+        launch_all(self.launches(self.decode, self.inputs.row_tokens, cache, self.inputs.length, rows, chunks, layers))
 
     def launch_draft(self, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int,
                      propose: Callable[[torch.Tensor, int], None]) -> None:
@@ -110,17 +111,20 @@ class TritonModel:
         target's; propose: takes each drafted token [1] and its place."""
         tokens, rows = inputs.pair, 2
         for step in range(length):
-            self._launch(self.decode, tokens, cache, inputs.start(1 if step == 0 else 2 + step), rows, chunks, ())
+            start = inputs.start(1 if step == 0 else 2 + step)
+            launch_all(self.launches(self.decode, tokens, cache, start, rows, chunks, ()))
             tokens = self.launch_head(self.decode.space.final[rows - 1:rows])
             propose(tokens, step)
             rows = 1
 
-    def _launch(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, length: torch.Tensor, rows: int,
-                chunks: int, layers: tuple[int, ...]) -> None:
-        phase.begin(tokens, self.embedding, self.layers[0].input_norm, rows)
+    def launches(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, length: torch.Tensor, rows: int,
+                 chunks: int, layers: tuple[int, ...]) -> Iterator[Launched]:
+        """One pass, launch by launch, up to the rows that the head reads."""
+        yield "norm", lambda: phase.begin(tokens, self.embedding, self.layers[0].input_norm, rows)
         for index, (layer, weight, last) in enumerate(self._with_next_norm()):
-            phase.layer(index, layer, cache, length, rows, chunks)
-            phase.end(weight, rows, last, self._feature(phase.space.features, layers, index))
+            yield from phase.layer(index, layer, cache, length, rows, chunks)
+            feature = self._feature(phase.space.features, layers, index)
+            yield "norm", functools.partial(phase.end, weight, rows, last, feature)
 
     def _with_next_norm(self) -> Iterator[tuple[PackedLayer, torch.Tensor, bool]]:
         """Each layer with the norm after it."""
@@ -150,7 +154,7 @@ class TritonModel:
             phase = self._prefill_phase(len(tokens))
             ids = torch.tensor(tokens, dtype=torch.int32, device=self.device)
             self.inputs.upload([], rows.positions[0])
-            self._launch(phase, ids, cache, self.inputs.length, len(tokens), 0, layers)
+            launch_all(self.launches(phase, ids, cache, self.inputs.length, len(tokens), 0, layers))
             rows.finish()
             return Hidden(phase.space.final[:len(tokens)].clone(), self._features(phase.space.features, len(tokens), layers))
 
