@@ -65,7 +65,7 @@ class TritonEagle3Model:
         wide = new_workspace(shape, FEED, precision.is_e4m3, {"qkv": 1, "o": 1, "down": 1}, device, inputs=2)
         self.prefill = Prefill(shape, recipe, wide, self.rope, fixed_schedules(False))
         narrow = self.fc.w.dtype
-        self.fc_in = torch.empty(FEED, self.fc.w.shape[1], dtype=narrow, device=device)
+        self.fc_in = torch.empty(2, FEED, self.fc.w.shape[1], dtype=narrow, device=device)
         self.fc_scale = torch.empty(FEED, dtype=torch.float32, device=device) if precision.is_e4m3 else None
         self.reduced = torch.empty(FEED, shape.hidden_size, dtype=torch.bfloat16, device=device)
         self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
@@ -83,12 +83,12 @@ class TritonEagle3Model:
 
     def launch_reduce(self, features: torch.Tensor, rows: int) -> torch.Tensor:
         """fc of up to FEED rows [rows, 3 H_target]: the drafter's features, [>= rows, H] at a fixed address."""
-        x, scale, numerics = features, self.fc_scale, self.recipe.numerics
+        x, scale, numerics = features[None], self.fc_scale, self.recipe.numerics
         if scale is not None:
             quantise(features, self.fc_in, scale, rows=rows, schedule=self.fixed.norm, numerics=numerics)
             x = self.fc_in
         if rows <= ROWS:
-            linear(x[:rows], self.fc.w, x_scale=None if scale is None else scale[:rows], w_scale=self.fc.scale,
+            linear(x[0, :rows], self.fc.w, x_lo=None if scale is None else x[1, :rows], x_scale=None if scale is None else scale[:rows], w_scale=self.fc.scale,
                    out=self.reduced[:rows], schedule=cast(LinearSchedule, self.selection.schedules["fc"]), numerics=numerics)
         else:
             prefill_linear(x, self.fc.w, self.reduced, rows=rows, x_scale=scale, w_scale=self.fc.scale, numerics=numerics)

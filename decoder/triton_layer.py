@@ -13,7 +13,7 @@ import torch
 from ..kernels.activation import quantise, swiglu
 from ..kernels.attention import attention, max_rows
 from ..kernels.linear import linear
-from ..kernels.merge import merge
+from ..kernels.merge import FEW_CHUNKS, merge, merge_row
 from ..kernels.norm import norm
 from ..kernels.prefill import prefill_attention, prefill_linear
 from ..kernels.rope import rope_append
@@ -93,16 +93,21 @@ class Phase:
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:
-        """x [rows, K] through one linear into out [split_k, rows, N]."""
+        """x, terms [2, rows, K] e4m3 or [1, rows, K] bf16, through one linear into out [split_k, rows, N]."""
         raise NotImplementedError
 
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
-        """Attention of all rows, into what `attended` names."""
+        """Attention of all rows, into space.heads."""
         raise NotImplementedError
 
-    def attended(self, cache: DeviceCache) -> torch.Tensor:
-        """[>= rows, num_heads, head_dim] bf16."""
-        raise NotImplementedError
+    def narrow(self, o: torch.Tensor, rows: int) -> Iterator[Launched]:
+        """o [>= rows, num_heads, head_dim] bf16 into space.heads."""
+        heads, scale = self.space.heads, self.space.heads_scale
+        flat = o.view(-1, heads.shape[2])
+        if scale is None:
+            yield "quantise", lambda: heads[0, :rows].copy_(flat[:rows])
+        else:
+            yield "quantise", lambda: quantise(flat, heads, scale, rows=rows, schedule=self.fixed.norm, numerics=self.numerics)
 
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
         """x = embedding of the tokens, normed for the first layer."""
@@ -119,10 +124,7 @@ class Phase:
             space.qkv, *self.rope, length, rows=rows, q=space.q, k_cache=cache.keys[index], v_cache=cache.values[index],
             schedule=fixed.rope, numerics=numerics)
         yield from self.attend(index, cache, length, rows, chunks)
-        o = self.attended(cache).view(-1, space.heads.shape[1])
-        if (heads_scale := space.heads_scale) is not None:
-            yield "quantise", lambda: quantise(o, space.heads, heads_scale, rows=rows, schedule=fixed.norm, numerics=numerics)
-        yield "o", lambda: self.linear("o", weights.o, o if heads_scale is None else space.heads, heads_scale, space.y_o, rows)
+        yield "o", lambda: self.linear("o", weights.o, space.heads, space.heads_scale, space.y_o, rows)
         yield "norm", lambda: norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden,
                                    scale=space.x_scale, part=space.y_o, schedule=fixed.norm, numerics=numerics)
         yield "gate_up", lambda: self.linear("gate_up", weights.gate_up, space.hidden, space.x_scale, space.gate_up, rows)
@@ -160,7 +162,7 @@ class Decode(Phase):
                rows: int) -> None:
         """See Phase."""
         schedule = cast(LinearSchedule, self.schedules[kernel])
-        linear(x[:rows], weights.w, x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
+        linear(x[0, :rows], weights.w, x_lo=None if scale is None else x[1, :rows], x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
                out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows], schedule=schedule, numerics=self.numerics)
 
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
@@ -168,12 +170,13 @@ class Decode(Phase):
         schedule = cast(AttentionSchedule, self.schedules["attention"])
         yield "attention", lambda: attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
                                              out=cache.partials, schedule=schedule, numerics=self.numerics)
-        yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk,
-                                     schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
-
-    def attended(self, cache: DeviceCache) -> torch.Tensor:
-        """See Phase."""
-        return cache.partials.o
+        if chunks <= FEW_CHUNKS:
+            yield "merge", lambda: merge_row(cache.partials, length, self.space.heads, self.space.heads_scale, rows=rows,
+                                             chunk=schedule.chunk, schedule=self.fixed.norm, numerics=self.numerics)
+        else:
+            yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk,
+                                         schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
+            yield from self.narrow(cache.partials.o, rows)
 
 
 class Prefill(Phase):
@@ -194,7 +197,4 @@ class Prefill(Phase):
         """See Phase."""
         yield "attention", lambda: prefill_attention(self.space.q, cache.keys[index], cache.values[index], length, self.out,
                                                      rows=rows, numerics=self.numerics)
-
-    def attended(self, cache: DeviceCache) -> torch.Tensor:
-        """See Phase."""
-        return self.out
+        yield from self.narrow(self.out, rows)

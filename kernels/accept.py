@@ -40,6 +40,7 @@ def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end
     """record_ptr [ring, RECORD]; pair_ptr [2]: the last two tokens of the sequence, for a drafter that feeds both."""
     if PDL:
         gdc_wait()
+    if PDL == 1:
         gdc_launch_dependents()
     i = tl.arange(0, ROWS)
     winner = tl.load(winner_ptr + i, mask=i <= K, other=-1)
@@ -86,6 +87,7 @@ def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, st
     wrong one after."""
     if PDL:
         gdc_wait()
+    if PDL == 1:
         gdc_launch_dependents()
     token = tl.load(token_ptr)
     if reference_ptr is not None:

@@ -4,6 +4,9 @@
     channel), or bf16 without scales. y [rows, N] in bf16; with split_k > 1 fp32 partials [split_k, rows, N], which the
     kernel that reads them next adds in index order.
 
+An e4m3 activation may come as two terms, x + x_lo / 16 (see kernels/norm.py): exact for bf16 values in effect. Weights are
+still read once, and there is tensor-core time to spare, so the second product costs next to nothing.
+
 Weights are the large operand and rows are few, so the tensor core is used the other way round: `weights_as_m` computes
 w @ x.T, whose M is a block of output columns (64 or more, as the FP8 instructions want) and whose N is the row tile.
 `activations_as_m` is the natural order; with a row tile under 64 it falls back to the FP16 instruction on every target,
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
     import torch
 
 
+LO_FACTOR = 16.0  # what the second term of a two-term activation is multiplied by, so that it has the first one's range
+
+
 @triton.jit
 def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
                   BLOCK_K: tl.constexpr, TMA: tl.constexpr):
@@ -64,20 +70,10 @@ def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BL
 
 
 @triton.jit
-def _prefetch_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr):
-    """Requests DEPTH elements of each row of a tile in L2: one bulk request a row."""
-    rows = tl.minimum(n0 + tl.arange(0, BLOCK_N), N - 1)
-    SIZE: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
-    size = tl.zeros_like(rows) + tl.minimum(DEPTH, K - k0) * SIZE
-    tl.inline_asm_elementwise("cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
-                              [w_ptr + (rows.to(tl.int64) * stride_wn + k0), size], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
+def _linear_tile(tile, x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
                  stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
-                 PREFETCH: tl.constexpr, PDL: tl.constexpr):
+                 PDL: tl.constexpr):
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     pid_n = tile % NUM_N
@@ -97,8 +93,7 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         acc = tl.zeros((BLOCK_N, ROW_TILE), tl.float32)
     else:
         acc = tl.zeros((ROW_TILE, BLOCK_N), tl.float32)
-    if PREFETCH > 0:
-        _prefetch_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, PREFETCH * BLOCK_K)
+    acc_lo = acc
     if PDL:
         gdc_wait()
     for step in tl.range(0, count):
@@ -108,14 +103,20 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
             x_mask = offs_m[None, :] < rows
             if K % BLOCK_K != 0:
                 x_mask = x_mask & (tile_k[:, None] < K - k0)
-            x = tl.load(x_ptr + k0 + (offs_m[None, :] * stride_xm + tile_k[:, None]), mask=x_mask, other=0.0)
-            acc = tl.dot(w, x, acc)
+            offs_x = k0 + (offs_m[None, :] * stride_xm + tile_k[:, None])
+            acc = tl.dot(w, tl.load(x_ptr + offs_x, mask=x_mask, other=0.0), acc)
+            if x_lo_ptr is not None:
+                acc_lo = tl.dot(w, tl.load(x_lo_ptr + offs_x, mask=x_mask, other=0.0), acc_lo)
         else:
             x_mask = offs_m[:, None] < rows
             if K % BLOCK_K != 0:
                 x_mask = x_mask & (tile_k[None, :] < K - k0)
-            x = tl.load(x_ptr + k0 + (offs_m[:, None] * stride_xm + tile_k[None, :]), mask=x_mask, other=0.0)
-            acc = tl.dot(x, w.T, acc)
+            offs_x = k0 + (offs_m[:, None] * stride_xm + tile_k[None, :])
+            acc = tl.dot(tl.load(x_ptr + offs_x, mask=x_mask, other=0.0), w.T, acc)
+            if x_lo_ptr is not None:
+                acc_lo = tl.dot(tl.load(x_lo_ptr + offs_x, mask=x_mask, other=0.0), w.T, acc_lo)
+    if x_lo_ptr is not None:
+        acc = acc + acc_lo * 0.0625  # 1 / LO_FACTOR
     if PDL:
         gdc_launch_dependents()
 
@@ -140,20 +141,19 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
 
 
 @triton.jit(do_not_specialize=["rows"])
-def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
+def linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
                   stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                   ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
-                  PREFETCH: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr):
+                  PERSISTENT: tl.constexpr, PDL: tl.constexpr):
     """w_ptr is a tensor descriptor where TMA. Tiles run over N first, then over splits."""
     if PERSISTENT:
         TILES: tl.constexpr = ((N + BLOCK_N - 1) // BLOCK_N) * SPLIT_K
         for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):
-            _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
-                         stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PREFETCH, PDL)
+            _linear_tile(tile, x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
+                         stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
     else:
-        _linear_tile(tl.program_id(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm,
-                     stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PREFETCH,
-                     PDL)
+        _linear_tile(tl.program_id(0), x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm,
+                     stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
 
 
 def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
@@ -177,8 +177,6 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         return f"num_stages {schedule.num_stages} is more than 8"
     if schedule.blocks_per_sm > 8:
         return f"blocks_per_sm {schedule.blocks_per_sm} is more than 8"
-    if schedule.prefetch and (schedule.load == "tma" or not schedule.pdl):
-        return "prefetch requests weights by pointer before a pdl launch waits: load pointer and pdl true"
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
         return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
@@ -193,7 +191,7 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
         "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
         "ROW_TILE": schedule.row_tile, "SPLIT_K": schedule.split_k,
         "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma,
-        "PREFETCH": schedule.prefetch, "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
+        "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
     }
     types = {
         "x_ptr": f"*{element}",
@@ -205,6 +203,10 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
         types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
     else:
         constants |= {"x_scale_ptr": None, "w_scale_ptr": None}
+    if shape.terms == 2:
+        types["x_lo_ptr"] = f"*{element}"
+    else:
+        constants["x_lo_ptr"] = None
     if shape.bias:
         types["bias_ptr"] = "*bf16"
     else:
@@ -226,19 +228,21 @@ def linear_shared_bytes(shape: LinearShape, schedule: LinearSchedule) -> int:
     size = 1 if shape.dtype == "e4m3" else 2
     steps = triton.cdiv(shape.K, schedule.BLOCK_K) // schedule.split_k
     stages = max(1, min(schedule.num_stages - 1, steps))
-    return stages * (schedule.BLOCK_N + schedule.row_tile) * schedule.BLOCK_K * size
+    return stages * (schedule.BLOCK_N + schedule.row_tile * shape.terms) * schedule.BLOCK_K * size
 
 
 OPERATION = Operation(linear_kernel, LinearSchedule, linear_contract, linear_launch, linear_instructions, linear_shared_bytes)
 
 
 def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, numerics: Numerics,
-           x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
-           bias: "torch.Tensor | None" = None, out: "torch.Tensor | None" = None) -> "torch.Tensor":
-    """y = (x @ w.T) * x_scale * w_scale + bias.
+           x_lo: "torch.Tensor | None" = None, x_scale: "torch.Tensor | None" = None,
+           w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None,
+           out: "torch.Tensor | None" = None) -> "torch.Tensor":
+    """y = ((x + x_lo / LO_FACTOR) @ w.T) * x_scale * w_scale + bias.
 
     Args:
         x: [rows, K] e4m3 or bf16, 1 <= rows <= schedule.row_tile, row stride a multiple of 16 elements.
+        x_lo: the second term of x, if it has two; as x, e4m3 with x's strides.
         w: [N, K] of x's type, row stride a multiple of 16 elements.
         x_scale: [rows] fp32, w_scale: [N] fp32; both for e4m3, neither for bf16.
         bias: [N] bf16.
@@ -256,7 +260,9 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     rows, K = x.shape
     N = w.shape[0]
     fp8 = x.dtype == torch.float8_e4m3fn
-    shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", bias is not None)
+    shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", bias is not None, 1 if x_lo is None else 2)
+    require(x_lo is None or (fp8 and x_lo.dtype == x.dtype and x_lo.shape == x.shape and x_lo.stride() == x.stride()),
+            "x_lo that isn't as x", "x and x_lo both e4m3, of one shape and strides")
     require(x.dtype == w.dtype and x.dtype in (torch.float8_e4m3fn, torch.bfloat16), f"x is {x.dtype}, w is {w.dtype}",
             "both float8_e4m3fn or both bfloat16")
     require(w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.shape)}, w {list(w.shape)}",
@@ -273,14 +279,14 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     stride_om = out.stride(-2)
     stride_os = out.stride(0) if split else 16
     require_strides(stride_om=stride_om, stride_os=stride_os)
-    require_aligned(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
+    require_aligned(x=x, x_lo=x_lo, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
     launch = linear_launch(shape, schedule, numerics)
     weights: Any = w
     if schedule.load == "tma":
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         weights = TensorDescriptor(w, [N, K], [w.stride(0), 1], [schedule.BLOCK_N, schedule.BLOCK_K])
-    pointers = {"x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
+    pointers = {"x_lo_ptr": x_lo, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
     launch(linear_grid(shape, schedule, _num_sms(x)), x_ptr=x, w_ptr=weights, out_ptr=out, rows=rows,
            stride_xm=x.stride(0), stride_wn=w.stride(0), stride_om=stride_om, stride_os=stride_os,
            **{name: tensor for name, tensor in pointers.items() if tensor is not None})
@@ -300,9 +306,11 @@ def _num_sms(x: "torch.Tensor") -> int:
 
 
 def linear_reference(x: "torch.Tensor", w: "torch.Tensor", x_scale: "torch.Tensor | None" = None,
-                     w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None) -> "torch.Tensor":
+                     w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None,
+                     x_lo: "torch.Tensor | None" = None) -> "torch.Tensor":
     """The same in fp64, unrounded: [rows, N]."""
-    y = x.float().double() @ w.float().double().T
+    wide = x.float().double() if x_lo is None else x.float().double() + x_lo.float().double() / LO_FACTOR
+    y = wide @ w.float().double().T
     if x_scale is not None and w_scale is not None:
         y = y * x_scale.double()[:, None] * w_scale.double()[None, :]
     return y if bias is None else y + bias.double()

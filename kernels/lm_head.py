@@ -88,6 +88,7 @@ def head_reduce_kernel(best_ptr, id_ptr, token_ptr, map_ptr, blocks, TILE: tl.co
     row = tl.program_id(0)
     if PDL:
         gdc_wait()
+    if PDL == 1:
         gdc_launch_dependents()
     best = float("-inf")
     token = 0

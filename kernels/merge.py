@@ -20,9 +20,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
-from ..schedules.schedule import MergeSchedule
+from ..schedules.schedule import FixedSchedule, MergeSchedule
 from ..shapes.model import KernelShape, MergeShape
 from .attention import ROWS, Partials
+from .norm import row_scale, store_terms, terms
 from .operation import (
     Instructions,
     Launch,
@@ -38,6 +39,10 @@ from .operation import (
 
 if TYPE_CHECKING:
     import torch
+
+
+UNROLL = 4  # partials that merge_row loads at once
+FEW_CHUNKS = 16  # up to here one program for a row is quicker than one for each head
 
 
 @triton.jit(do_not_specialize=["chunk"])
@@ -85,6 +90,54 @@ def merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS: tl.
         gdc_launch_dependents()
     tl.store(o_ptr + (row * NUM_HEADS + head) * HEAD_DIM + offs_d, (acc / l).to(o_ptr.dtype.element_ty),
              mask=(offs_d < HEAD_DIM) & (used > 0))
+
+
+@triton.jit
+def merge_row_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, out_ptr, lo_ptr, scale_ptr, NUM_HEADS: tl.constexpr,
+                     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+                     UNROLL: tl.constexpr, PDL: tl.constexpr):
+    """All heads of a row in one program, quantised where scale_ptr is given. Grid: (rows,). Same order as merge_kernel with
+    SPLITS 1, element by element, hence the same bits; UNROLL partials are loaded at once."""
+    row = tl.program_id(0)
+    SIZE: tl.constexpr = NUM_HEADS * HEAD_DIM
+    offs = tl.arange(0, BLOCK)
+    mask = offs < SIZE
+    head = offs // HEAD_DIM
+    if PDL:
+        gdc_wait()
+    if PDL == 1:
+        gdc_launch_dependents()
+    used = (tl.load(length_ptr) + row) // CHUNK + 1
+    if used == 1:
+        o = tl.load(o_ptr + row * SIZE + offs, mask=mask, other=0.0).to(tl.float32)
+    else:
+        m = tl.full((BLOCK,), float("-inf"), tl.float32)
+        l = tl.zeros((BLOCK,), tl.float32)
+        acc = tl.zeros((BLOCK,), tl.float32)
+        for c0 in tl.range(0, used, UNROLL):
+            for i in tl.static_range(UNROLL):
+                there = mask & (c0 + i < used)
+                base = ((c0 + i) * ROWS + row) * NUM_HEADS
+                m_c = tl.load(m_ptr + base + head, mask=there, other=float("-inf"))
+                l_c = tl.load(l_ptr + base + head, mask=there, other=0.0)
+                acc_c = tl.load(acc_ptr + base.to(tl.int64) * HEAD_DIM + offs, mask=there, other=0.0)
+                m_new = tl.maximum(m, m_c)
+                m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+                old = tl.exp2(m - m_safe)
+                new = tl.exp2(m_c - m_safe)
+                l = l * old + l_c * new
+                acc = acc * old + acc_c * new
+                m = m_new
+        o = (acc / l).to(tl.bfloat16).to(tl.float32)
+    o = tl.where(mask, o, 0.0)
+    if PDL == 2:
+        gdc_launch_dependents()
+    if scale_ptr is not None:
+        scale, inverse = row_scale(tl.max(tl.abs(o), 0))
+        store_terms(out_ptr, lo_ptr, row * SIZE + offs, o, inverse, mask)
+        tl.store(scale_ptr + row, scale)
+    else:
+        tl.store(out_ptr + row * SIZE + offs, o.to(tl.bfloat16), mask=mask)
 
 
 def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
@@ -159,3 +212,24 @@ def merge_reference(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", l
         total = (weights * l[:used, r].double()).sum(0)
         out[r] = (weights[..., None] * acc[:used, r].double()).sum(0) / total[:, None]
     return out
+
+
+def merge_row(partials: Partials, length: "torch.Tensor", out: "torch.Tensor", scale: "torch.Tensor | None", *, rows: int,
+              chunk: int, schedule: FixedSchedule, numerics: Numerics) -> None:
+    """As `merge` with splits 1, and quantised: out [2, >= rows, num_heads * head_dim] e4m3 with scale [>= rows] fp32, or
+    [1, >= rows, ...] bf16 without. For rows of few chunks: one program walks them all.
+
+    Raises:
+        ContractError: tensors that start on odd addresses.
+    """
+    _, room, num_heads, head_dim = partials.acc.shape
+    hi, lo = terms(out)
+    require_aligned(acc=partials.acc, m=partials.m, l=partials.l, o=partials.o, length=length, hi=hi, lo=lo, scale=scale)
+    types = {"acc_ptr": "*fp32", "m_ptr": "*fp32", "l_ptr": "*fp32", "length_ptr": "*i32", "o_ptr": "*bf16",
+             "out_ptr": "*bf16" if scale is None else "*fp8e4nv", "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+    constants: dict[str, Any] = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "ROWS": room, "CHUNK": chunk,
+                                 "BLOCK": triton.next_power_of_2(num_heads * head_dim), "UNROLL": UNROLL, "PDL": schedule.pdl}
+    constants |= {"lo_ptr": None, "scale_ptr": None} if scale is None else {}
+    Launch(merge_row_kernel, types, constants, options(schedule, numerics))(
+        (rows,), acc_ptr=partials.acc, m_ptr=partials.m, l_ptr=partials.l, length_ptr=length, o_ptr=partials.o, out_ptr=hi,
+        **({} if scale is None else {"lo_ptr": lo, "scale_ptr": scale}))

@@ -35,6 +35,7 @@ def rope_kernel(qkv_ptr, cos_ptr, sin_ptr, length_ptr, q_ptr, k_ptr, v_ptr, stri
     offs = tl.arange(0, HALF)
     if PDL:
         gdc_wait()
+    if PDL == 1:
         gdc_launch_dependents()
     position = (tl.load(length_ptr) + row).to(tl.int64)
     base = row * stride_pm + head * HEAD_DIM + offs
