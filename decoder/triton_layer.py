@@ -13,13 +13,13 @@ import torch
 from ..kernels.activation import quantise, swiglu
 from ..kernels.attention import attention, max_rows
 from ..kernels.linear import linear
-from ..kernels.merge import FEW_CHUNKS, merge, merge_row
+from ..kernels.merge import merge, parts
 from ..kernels.norm import norm
 from ..kernels.prefill import prefill_attention, prefill_linear
 from ..kernels.rope import rope_append
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import AttentionSchedule, FixedSchedule, LinearSchedule, MergeSchedule, Schedule
-from ..shapes.model import AttentionShape, ModelShape
+from ..shapes.model import AttentionShape, MergeShape, ModelShape
 from .device_cache import DeviceCache
 from .packing import Packed, pack
 from .precision import Precision
@@ -80,7 +80,7 @@ class Fixed:
 
 def fixed_schedules(pdl: bool) -> Fixed:
     """One schedule a kind of kernel, with or without programmatic dependent launch."""
-    return Fixed(norm=FixedSchedule(8, pdl), rope=FixedSchedule(1, pdl), row=FixedSchedule(4, pdl), one=FixedSchedule(1, pdl))
+    return Fixed(norm=FixedSchedule(16, pdl), rope=FixedSchedule(1, pdl), row=FixedSchedule(8, pdl), one=FixedSchedule(1, pdl))
 
 
 class Phase:
@@ -100,14 +100,15 @@ class Phase:
         """Attention of all rows, into space.heads."""
         raise NotImplementedError
 
-    def narrow(self, o: torch.Tensor, rows: int) -> Iterator[Launched]:
-        """o [>= rows, num_heads, head_dim] bf16 into space.heads."""
+    def narrow(self, o: torch.Tensor, rows: int, amax: torch.Tensor | None = None) -> Iterator[Launched]:
+        """o [>= rows, num_heads, head_dim] bf16 into space.heads; amax: as `merge` wrote it."""
         heads, scale = self.space.heads, self.space.heads_scale
         flat = o.view(-1, heads.shape[2])
         if scale is None:
             yield "quantise", lambda: heads[0, :rows].copy_(flat[:rows])
         else:
-            yield "quantise", lambda: quantise(flat, heads, scale, rows=rows, schedule=self.fixed.norm, numerics=self.numerics)
+            yield "quantise", lambda: quantise(flat, heads, scale, rows=rows, amax=amax, schedule=self.fixed.row,
+                                               numerics=self.numerics)
 
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
         """x = embedding of the tokens, normed for the first layer."""
@@ -151,6 +152,8 @@ class Decode(Phase):
                  fixed: Fixed, schedules: dict[str, Schedule]) -> None:
         super().__init__(shape, recipe, space, rope, fixed)
         self.schedules = schedules
+        pieces = parts(MergeShape(shape.num_heads, shape.head_dim), cast(MergeSchedule, schedules["merge"]))
+        self.amax = space.heads.new_empty(space.rows, pieces, dtype=torch.float32) if space.heads_scale is not None else None
 
     @property
     def max_rows(self) -> int:
@@ -170,13 +173,9 @@ class Decode(Phase):
         schedule = cast(AttentionSchedule, self.schedules["attention"])
         yield "attention", lambda: attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
                                              out=cache.partials, schedule=schedule, numerics=self.numerics)
-        if chunks <= FEW_CHUNKS:
-            yield "merge", lambda: merge_row(cache.partials, length, self.space.heads, self.space.heads_scale, rows=rows,
-                                             chunk=schedule.chunk, schedule=self.fixed.norm, numerics=self.numerics)
-        else:
-            yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk,
-                                         schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
-            yield from self.narrow(cache.partials.o, rows)
+        yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk, amax=self.amax,
+                                     schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
+        yield from self.narrow(cache.partials.o, rows, self.amax)
 
 
 class Prefill(Phase):

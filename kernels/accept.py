@@ -39,9 +39,8 @@ def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end
                   FINISHED: tl.constexpr, PDL: tl.constexpr):
     """record_ptr [ring, RECORD]; pair_ptr [2]: the last two tokens of the sequence, for a drafter that feeds both."""
     if PDL:
-        gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
+        gdc_wait()
     i = tl.arange(0, ROWS)
     winner = tl.load(winner_ptr + i, mask=i <= K, other=-1)
     draft = tl.load(row_token_ptr + 1 + i, mask=i < K, other=-2)
@@ -86,9 +85,8 @@ def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, st
     [size], the recorded sequence; accepted_ptr [rounds]), it is the recorded token while the round's script says right, and a
     wrong one after."""
     if PDL:
-        gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
+        gdc_wait()
     token = tl.load(token_ptr)
     if reference_ptr is not None:
         right = tl.load(accepted_ptr + tl.load(state_ptr + ROUND) % rounds)

@@ -50,15 +50,15 @@ LO_FACTOR = 16.0  # what the second term of a two-term activation is multiplied 
 
 
 @triton.jit
-def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
-                  BLOCK_K: tl.constexpr, TMA: tl.constexpr):
-    """One tile of w, [BLOCK_N, BLOCK_K]; zero past N and K."""
+def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                  STEP_K: tl.constexpr, TMA: tl.constexpr):
+    """One tile of w, [BLOCK_N, STEP_K]; zero past N and K."""
     if TMA:
         w = w_ptr.load([n0, k0])
     else:
         # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
         tile_n = tl.arange(0, BLOCK_N)
-        tile_k = tl.arange(0, BLOCK_K)
+        tile_k = tl.arange(0, STEP_K)
         pointers = w_ptr + (n0 * stride_wn + k0) + (tile_n[:, None] * stride_wn + tile_k[None, :])
         if N % BLOCK_N == 0 and K % BLOCK_K == 0:
             w = tl.load(pointers)
@@ -70,10 +70,24 @@ def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BL
 
 
 @triton.jit
-def _linear_tile(tile, x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
-                 stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                 ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
-                 PDL: tl.constexpr):
+def _load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K: tl.constexpr, BLOCK_K: tl.constexpr, STEP_K: tl.constexpr,
+               ROW_TILE: tl.constexpr, TERMS: tl.constexpr):
+    """Columns k0 .. k0 + STEP_K of x, [STEP_K, TERMS * ROW_TILE]: the rows' first terms, then their second ones."""
+    offs_m = tl.arange(0, TERMS * ROW_TILE)
+    row = offs_m % ROW_TILE
+    tile_k = tl.arange(0, STEP_K)
+    mask = row[None, :] < rows
+    if K % BLOCK_K != 0:
+        mask = mask & (tile_k[:, None] < K - k0)
+    offs_x = (offs_m // ROW_TILE) * stride_xt + row * stride_xm
+    return tl.load(x_ptr + k0 + (offs_x[None, :] + tile_k[:, None]), mask=mask, other=0.0)
+
+
+@triton.jit
+def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_xt, stride_wn,
+                 stride_om, stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                 ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
+                 TMA: tl.constexpr, PEEL: tl.constexpr, PDL: tl.constexpr):
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     pid_n = tile % NUM_N
@@ -81,7 +95,6 @@ def _linear_tile(tile, x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_pt
     n0 = pid_n * BLOCK_N
     offs_n = n0 + tl.arange(0, BLOCK_N)
     offs_m = tl.arange(0, ROW_TILE)
-    tile_k = tl.arange(0, BLOCK_K)
 
     if STEPS % SPLIT_K == 0:
         first = split * (STEPS // SPLIT_K)
@@ -90,36 +103,38 @@ def _linear_tile(tile, x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_pt
         first = split * STEPS // SPLIT_K
         count = (split + 1) * STEPS // SPLIT_K - first
     if WEIGHTS_AS_M:
-        acc = tl.zeros((BLOCK_N, ROW_TILE), tl.float32)
+        acc = tl.zeros((BLOCK_N, TERMS * ROW_TILE), tl.float32)
     else:
-        acc = tl.zeros((ROW_TILE, BLOCK_N), tl.float32)
-    acc_lo = acc
-    if PDL:
-        gdc_wait()
-    for step in tl.range(0, count):
-        k0 = (first + step) * BLOCK_K
-        w = _load_weights(w_ptr, stride_wn, n0, k0, N, K, BLOCK_N, BLOCK_K, TMA)
+        acc = tl.zeros((TERMS * ROW_TILE, BLOCK_N), tl.float32)
+    if PEEL > 0:
+        # Weights depend on no kernel in front: the first PEEL steps' are on their way while this one waits for it.
+        w = _load_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, BLOCK_K, PEEL * BLOCK_K, False)
+        if PDL:
+            gdc_wait()
+        x = _load_rows(x_ptr, first * BLOCK_K, rows, stride_xm, stride_xt, K, BLOCK_K, PEEL * BLOCK_K, ROW_TILE, TERMS)
         if WEIGHTS_AS_M:
-            x_mask = offs_m[None, :] < rows
-            if K % BLOCK_K != 0:
-                x_mask = x_mask & (tile_k[:, None] < K - k0)
-            offs_x = k0 + (offs_m[None, :] * stride_xm + tile_k[:, None])
-            acc = tl.dot(w, tl.load(x_ptr + offs_x, mask=x_mask, other=0.0), acc)
-            if x_lo_ptr is not None:
-                acc_lo = tl.dot(w, tl.load(x_lo_ptr + offs_x, mask=x_mask, other=0.0), acc_lo)
+            acc = tl.dot(w, x, acc)
         else:
-            x_mask = offs_m[:, None] < rows
-            if K % BLOCK_K != 0:
-                x_mask = x_mask & (tile_k[None, :] < K - k0)
-            offs_x = k0 + (offs_m[:, None] * stride_xm + tile_k[None, :])
-            acc = tl.dot(tl.load(x_ptr + offs_x, mask=x_mask, other=0.0), w.T, acc)
-            if x_lo_ptr is not None:
-                acc_lo = tl.dot(tl.load(x_lo_ptr + offs_x, mask=x_mask, other=0.0), w.T, acc_lo)
-    if x_lo_ptr is not None:
-        acc = acc + acc_lo * 0.0625  # 1 / LO_FACTOR
+            acc = tl.dot(x.T, w.T, acc)
+    elif PDL:
+        gdc_wait()
+    for step in tl.range(PEEL, count):
+        k0 = (first + step) * BLOCK_K
+        w = _load_weights(w_ptr, stride_wn, n0, k0, N, K, BLOCK_N, BLOCK_K, BLOCK_K, TMA)
+        x = _load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K, BLOCK_K, BLOCK_K, ROW_TILE, TERMS)
+        if WEIGHTS_AS_M:
+            acc = tl.dot(w, x, acc)
+        else:
+            acc = tl.dot(x.T, w.T, acc)
     if PDL:
         gdc_launch_dependents()
 
+    if TERMS == 2:
+        if WEIGHTS_AS_M:
+            acc, low = acc.reshape(BLOCK_N, 2, ROW_TILE).permute(0, 2, 1).split()
+        else:
+            acc, low = acc.reshape(2, ROW_TILE, BLOCK_N).permute(1, 2, 0).split()
+        acc = acc + low * 0.0625  # 1 / LO_FACTOR
     if WEIGHTS_AS_M:
         n_axis = offs_n[:, None]
         m_axis = offs_m[None, :]
@@ -141,19 +156,20 @@ def _linear_tile(tile, x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_pt
 
 
 @triton.jit(do_not_specialize=["rows"])
-def linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
+def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_xt, stride_wn, stride_om,
                   stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                  ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
-                  PERSISTENT: tl.constexpr, PDL: tl.constexpr):
+                  ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
+                  TMA: tl.constexpr, PEEL: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr):
     """w_ptr is a tensor descriptor where TMA. Tiles run over N first, then over splits."""
     if PERSISTENT:
         TILES: tl.constexpr = ((N + BLOCK_N - 1) // BLOCK_N) * SPLIT_K
         for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):
-            _linear_tile(tile, x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
-                         stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
+            _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_xt, stride_wn,
+                         stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, TERMS, SPLIT_K, WEIGHTS_AS_M, TMA, PEEL, PDL)
     else:
-        _linear_tile(tl.program_id(0), x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm,
-                     stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
+        _linear_tile(tl.program_id(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_xt,
+                     stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, TERMS, SPLIT_K, WEIGHTS_AS_M, TMA, PEEL,
+                     PDL)
 
 
 def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
@@ -177,6 +193,11 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         return f"num_stages {schedule.num_stages} is more than 8"
     if schedule.blocks_per_sm > 8:
         return f"blocks_per_sm {schedule.blocks_per_sm} is more than 8"
+    if schedule.peel:
+        if schedule.load == "tma" or schedule.blocks_per_sm:
+            return "peel loads the first weights of a block by pointer before it waits: load pointer, and one tile a block"
+        if schedule.peel > steps // schedule.split_k or schedule.peel & (schedule.peel - 1):
+            return f"peel {schedule.peel} is no power of two within the {steps // schedule.split_k} steps of a split"
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
         return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
@@ -189,24 +210,20 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
     tma = schedule.load == "tma"
     constants: dict[str, Any] = {
         "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
-        "ROW_TILE": schedule.row_tile, "SPLIT_K": schedule.split_k,
+        "ROW_TILE": schedule.row_tile, "TERMS": shape.terms, "SPLIT_K": schedule.split_k,
         "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma,
-        "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
+        "PEEL": schedule.peel, "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
     }
     types = {
         "x_ptr": f"*{element}",
         "w_ptr": f"tensordesc<{element}[{schedule.BLOCK_N}, {schedule.BLOCK_K}]>" if tma else f"*{element}",
         "out_ptr": "*bf16" if schedule.split_k == 1 else "*fp32",
-        "rows": "i32", "stride_xm": "i32", "stride_wn": "i32", "stride_om": "i32", "stride_os": "i32",
+        "rows": "i32", "stride_xm": "i32", "stride_xt": "i32", "stride_wn": "i32", "stride_om": "i32", "stride_os": "i32",
     }
     if fp8:
         types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
     else:
         constants |= {"x_scale_ptr": None, "w_scale_ptr": None}
-    if shape.terms == 2:
-        types["x_lo_ptr"] = f"*{element}"
-    else:
-        constants["x_lo_ptr"] = None
     if shape.bias:
         types["bias_ptr"] = "*bf16"
     else:
@@ -242,7 +259,7 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
 
     Args:
         x: [rows, K] e4m3 or bf16, 1 <= rows <= schedule.row_tile, row stride a multiple of 16 elements.
-        x_lo: the second term of x, if it has two; as x, e4m3 with x's strides.
+        x_lo: the second term of x, if it has two; as x, e4m3 with x's strides, after x in one allocation.
         w: [N, K] of x's type, row stride a multiple of 16 elements.
         x_scale: [rows] fp32, w_scale: [N] fp32; both for e4m3, neither for bf16.
         bias: [N] bf16.
@@ -271,7 +288,8 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     require((x_scale is not None) == fp8 and (w_scale is not None) == fp8, f"scales with {x.dtype}",
             "x_scale and w_scale with e4m3, neither with bf16")
     require_contract(OPERATION, shape, schedule)
-    require_strides(stride_xm=x.stride(0), stride_wn=w.stride(0))
+    stride_xt = 16 if x_lo is None else (x_lo.data_ptr() - x.data_ptr()) // x.element_size()
+    require_strides(stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0))
     split = schedule.split_k > 1
     if out is None:
         out = x.new_empty((schedule.split_k, rows, N) if split else (rows, N),
@@ -279,16 +297,16 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     stride_om = out.stride(-2)
     stride_os = out.stride(0) if split else 16
     require_strides(stride_om=stride_om, stride_os=stride_os)
-    require_aligned(x=x, x_lo=x_lo, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
+    require_aligned(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
     launch = linear_launch(shape, schedule, numerics)
     weights: Any = w
     if schedule.load == "tma":
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         weights = TensorDescriptor(w, [N, K], [w.stride(0), 1], [schedule.BLOCK_N, schedule.BLOCK_K])
-    pointers = {"x_lo_ptr": x_lo, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
+    pointers = {"x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
     launch(linear_grid(shape, schedule, _num_sms(x)), x_ptr=x, w_ptr=weights, out_ptr=out, rows=rows,
-           stride_xm=x.stride(0), stride_wn=w.stride(0), stride_om=stride_om, stride_os=stride_os,
+           stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0), stride_om=stride_om, stride_os=stride_os,
            **{name: tensor for name, tensor in pointers.items() if tensor is not None})
     return out
 

@@ -87,9 +87,8 @@ def head_reduce_kernel(best_ptr, id_ptr, token_ptr, map_ptr, blocks, TILE: tl.co
     stands for, or None."""
     row = tl.program_id(0)
     if PDL:
-        gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
+        gdc_wait()
     best = float("-inf")
     token = 0
     for b0 in tl.range(0, blocks, TILE):

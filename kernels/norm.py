@@ -70,9 +70,12 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
     the row to read, for a launch of one program (its residual goes to row 0)."""
     out_row = tl.program_id(0)
     if PDL:
-        gdc_wait()
-    if PDL == 1:
-        gdc_launch_dependents()
+        if token_ptr is not None:  # a pass begins: what follows may read lengths before it waits, so they must be written
+            gdc_wait()
+            gdc_launch_dependents()
+        else:
+            gdc_launch_dependents()
+            gdc_wait()
     row = out_row
     if row_ptr is not None:
         row = row + tl.load(row_ptr)
@@ -91,8 +94,6 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
     if feature_ptr is not None:
         tl.store(feature_ptr + row * stride_fm + offs, x.to(tl.bfloat16), mask=mask)
     h = rms_norm_row(x, weight_ptr, offs, mask, eps, H)
-    if PDL == 2:
-        gdc_launch_dependents()
     if scale_ptr is not None:
         scale, inverse = row_scale(tl.max(tl.abs(h), 0))
         store_terms(out_ptr, lo_ptr, out_row * H + offs, h, inverse, mask)
@@ -108,8 +109,7 @@ def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, f
     the feature, or the normed feature where NORMED_RESIDUAL."""
     row = tl.program_id(0)
     if PDL:
-        gdc_wait()
-    if PDL == 1:
+        gdc_wait()  # a pass begins: see norm_kernel
         gdc_launch_dependents()
     offs = tl.arange(0, BLOCK)
     mask = offs < H
