@@ -108,14 +108,14 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         acc = tl.zeros((TERMS * ROW_TILE, BLOCK_N), tl.float32)
     if PEEL > 0:
         # Weights depend on no kernel in front: the first PEEL steps' are on their way while this one waits for it.
-        w = _load_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, BLOCK_K, PEEL * BLOCK_K, False)
+        w_peel = _load_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, BLOCK_K, PEEL * BLOCK_K, False)
         if PDL:
             gdc_wait()
-        x = _load_rows(x_ptr, first * BLOCK_K, rows, stride_xm, stride_xt, K, BLOCK_K, PEEL * BLOCK_K, ROW_TILE, TERMS)
+        x_peel = _load_rows(x_ptr, first * BLOCK_K, rows, stride_xm, stride_xt, K, BLOCK_K, PEEL * BLOCK_K, ROW_TILE, TERMS)
         if WEIGHTS_AS_M:
-            acc = tl.dot(w, x, acc)
+            acc = tl.dot(w_peel, x_peel, acc)
         else:
-            acc = tl.dot(x.T, w.T, acc)
+            acc = tl.dot(x_peel.T, w_peel.T, acc)
     elif PDL:
         gdc_wait()
     for step in tl.range(PEEL, count):
