@@ -6,13 +6,11 @@ compared around every chunk boundary as well. Bounds live here, with the precisi
 
 Two bf16 implementations differ by their roundings, Hugging Face's of the logits among them, and that alone can break
 a bound. Then both are measured against the same weights in fp64: the check passes only where this decoder is as near
-to them as Hugging Face's bf16 is, in the median and in the 95th percentile, within MARGIN, and the result says so.
-(The single worst position of a few hundred is a matter of luck where a rounding tips an e4m3 value; it is reported.)
+to them as Hugging Face's bf16 is, in the median and in the 95th percentile, within MARGIN, and the result says so. (The
+single worst position of a few hundred is a matter of luck; it is reported.) `docs/decisions.md` has the rule and the text
+that it was judged on.
 
-Activations in e4m3 make a model chaotic in its last bits: a difference of one fp32 rounding tips some value over to
-the next e4m3 one, and that tips others, until two exact implementations of one FP8 model differ as much as either
-differs from fp64. So the FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives
-them, where nothing can add up.
+FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives them, where nothing adds up.
 """
 
 from collections.abc import Iterator
