@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
 def quality(decoder: Decoder, plan: Plan, ids: list[int], linear: str,
             progress: Callable[[str], None]) -> Iterator[CheckResult]:
     """The quality checks against an fp32 decoder of the same weights."""
-    fp32 = decoder if linear == "fp32" else load_decoder(plan, "fp32", None)
+    fp32 = decoder if linear == "fp32" else load_decoder(replace(plan, backend="torch"), "fp32", None)
     part = ids[:plan.text_tokens]
     tally = measure_text(decoder, fp32, part, lambda done: progress(f"quality text: {done} of {len(part) - 1} tokens"))
     yield from text_checks(tally, linear)
