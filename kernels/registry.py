@@ -3,7 +3,10 @@ tuner, and tested to compile without a spill for every target."""
 
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import FixedSchedule, Schedule, schedule_from_dict
-from . import attention, linear, lm_head, merge
+from ..schedules.store import Key
+from ..shapes.model import KernelShape
+from ..shapes.target import Target
+from . import attention, bundle, linear, lm_head, merge
 from .operation import Operation
 
 TUNABLE: dict[str, Operation] = {
@@ -38,3 +41,9 @@ def default_schedule(recipe: Recipe, kernel: str, arch: str) -> Schedule:
     name = DEFAULT_OF.get(kernel, kernel)
     return schedule_from_dict(TUNABLE[kernel].schedule_type, recipe.defaults[arch][name],
                               f"{recipe.name}: default.{arch}.{name}")
+
+
+def store_key(kernel: str, shape: KernelShape, target: Target, recipe: Recipe) -> Key:
+    """What this kernel's promoted schedule is looked up by, and promoted under, with the toolchain that is here."""
+    return Key(target.name, recipe.name, kernel, shape, bundle.toolchain(target, recipe.numerics),
+               bundle.kernel_digest(operation(kernel).kernel))
