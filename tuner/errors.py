@@ -29,6 +29,12 @@ class GpuError(UserError):
     exit_code = 1
 
 
+class StorageError(UserError):
+    """A study's storage that can't be opened."""
+
+    exit_code = 1
+
+
 class RecordingError(UserError):
     """A recorded run that can't be read, or was made under other conditions."""
 

@@ -134,8 +134,8 @@ class LinearCase:
         from ..kernels.linear import linear_reference
 
         n = len(output)
-        scales = (self.x_scale[:n], self.w_scale) if self.x_scale is not None else (None, None)
-        return relative_rms(output, linear_reference(self.x[:n], self.weights[0], *scales, self.bias))
+        x_scale = self.x_scale[:n] if self.x_scale is not None else None
+        return relative_rms(output, linear_reference(self.x[:n], self.weights[0], x_scale, self.w_scale, self.bias))
 
     def timed(self, schedule: LinearSchedule, copy: int) -> None:
         self.launch(schedule, 0, CLASS_ROWS[-1], copy)
@@ -275,10 +275,10 @@ class MergeCase:
 
         from ..kernels.merge import merge
 
-        parts = [self.acc[copy], self.m, self.l]
+        acc, m, l = self.acc[copy], self.m, self.l
         if first:  # rows first.. in the places of rows 0..
-            parts = [torch.roll(t, -first, 1) for t in parts]
-        return merge(*parts, where, rows=rows, chunk=self.chunk, schedule=schedule, numerics=self.numerics)
+            acc, m, l = (torch.roll(t, -first, 1) for t in (acc, m, l))
+        return merge(acc, m, l, where, rows=rows, chunk=self.chunk, schedule=schedule, numerics=self.numerics)
 
     def output(self, schedule: MergeSchedule, first: int, rows: int) -> "torch.Tensor":
         import torch

@@ -34,7 +34,8 @@ def wide(count: int, seed: int, low: int, high: int) -> np.ndarray:
     """[count] fp32 of either sign, exponents evenly from `low` up to `high`, mantissas of 7 bits as bf16 has."""
     bits = hashed(count, seed)
     exponent = ((bits >> np.uint32(8)) % np.uint32(high - low) + np.uint32(low + 127)).astype(np.uint32)
-    raw = (bits & np.uint32(1)) << np.uint32(31) | exponent << np.uint32(23) | (bits >> np.uint32(1) & np.uint32(127)) << np.uint32(16)
+    sign, mantissa = bits & np.uint32(1), bits >> np.uint32(1) & np.uint32(127)
+    raw = sign << np.uint32(31) | exponent << np.uint32(23) | mantissa << np.uint32(16)
     return raw.view(np.float32)
 
 
