@@ -16,8 +16,6 @@ from .output import Output
 from .sampling import Chooser, log_softmax, most_likely
 from .stats import Stats
 
-PREFILL_ROWS = 128  # rows of one pass over a prompt; the bits don't depend on it
-
 
 class Session:
     """layers: target layers whose output the drafter wants. logprobs: alternatives recorded beside each token, 0 for
@@ -42,9 +40,9 @@ class Session:
         started = time.perf_counter()
         self.cache.clear()
         kept: list[torch.Tensor] = []
-        for start in range(0, len(self.tokens), PREFILL_ROWS):
-            part = self.tokens[start:start + PREFILL_ROWS]
-            hidden = self.model.forward(part, Appended(self.cache, len(part)), self.layers)
+        for start in range(0, len(self.tokens), self.model.prefill_rows):
+            part = self.tokens[start:start + self.model.prefill_rows]
+            hidden = self.model.prefill(part, Appended(self.cache, len(part)), self.layers)
             if hidden.features is not None:
                 kept.append(hidden.features)
         chosen, entries = self._choose(Hidden(hidden.final[-1:]), [])

@@ -64,10 +64,20 @@ def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BL
 
 
 @triton.jit
+def _prefetch_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr):
+    """Requests DEPTH elements of each row of a tile in L2: one bulk request a row."""
+    rows = tl.minimum(n0 + tl.arange(0, BLOCK_N), N - 1)
+    SIZE: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+    size = tl.zeros_like(rows) + tl.minimum(DEPTH, K - k0) * SIZE
+    tl.inline_asm_elementwise("cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+                              [w_ptr + (rows.to(tl.int64) * stride_wn + k0), size], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
                  stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
-                 PDL: tl.constexpr):
+                 PREFETCH: tl.constexpr, PDL: tl.constexpr):
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     pid_n = tile % NUM_N
@@ -87,6 +97,8 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         acc = tl.zeros((BLOCK_N, ROW_TILE), tl.float32)
     else:
         acc = tl.zeros((ROW_TILE, BLOCK_N), tl.float32)
+    if PREFETCH > 0:
+        _prefetch_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, PREFETCH * BLOCK_K)
     if PDL:
         gdc_wait()
     for step in tl.range(0, count):
@@ -131,16 +143,17 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
 def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
                   stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                   ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
-                  PERSISTENT: tl.constexpr, PDL: tl.constexpr):
+                  PREFETCH: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr):
     """w_ptr is a tensor descriptor where TMA. Tiles run over N first, then over splits."""
     if PERSISTENT:
         TILES: tl.constexpr = ((N + BLOCK_N - 1) // BLOCK_N) * SPLIT_K
         for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):
             _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
-                         stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
+                         stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PREFETCH, PDL)
     else:
         _linear_tile(tl.program_id(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm,
-                     stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
+                     stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PREFETCH,
+                     PDL)
 
 
 def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
@@ -164,6 +177,8 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         return f"num_stages {schedule.num_stages} is more than 8"
     if schedule.blocks_per_sm > 8:
         return f"blocks_per_sm {schedule.blocks_per_sm} is more than 8"
+    if schedule.prefetch and (schedule.load == "tma" or not schedule.pdl):
+        return "prefetch requests weights by pointer before a pdl launch waits: load pointer and pdl true"
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
         return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
@@ -178,7 +193,7 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
         "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
         "ROW_TILE": schedule.row_tile, "SPLIT_K": schedule.split_k,
         "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma,
-        "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
+        "PREFETCH": schedule.prefetch, "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
     }
     types = {
         "x_ptr": f"*{element}",

@@ -6,7 +6,8 @@
 Chunks are merged in index order, `splits` at a time. With splits = 1 the order is that of the indices alone; with a larger
 one, partials of a group are summed as a tree whose shape `splits` fixes. A row merges the chunks that hold a key it may
 see, (length + row) // chunk + 1 of them, so neither the other rows nor the buffer's capacity bear on it. A chunk that is
-empty for a row (m = -inf, l = 0) adds exactly nothing, and a single chunk passes through unscaled.
+empty for a row (m = -inf, l = 0) adds exactly nothing. A row whose keys are all in one chunk was finished by `attention`, and
+is left as it is.
 
 One block merges BLOCK_D of a head's dimensions. BLOCK_D = head_dim with splits = 512 is the old one-block form, kept for
 comparison: its tile of 512 x 128 fp32 values doesn't fit the registers of 4 warps and spills.
@@ -21,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import MergeSchedule
 from ..shapes.model import KernelShape, MergeShape
-from .attention import ROWS
+from .attention import ROWS, Partials
 from .operation import (
     Instructions,
     Launch,
@@ -49,6 +50,7 @@ def merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS: tl.
     if PDL:
         gdc_wait()
     used = (tl.load(length_ptr) + row) // chunk + 1
+    used = tl.where(used == 1, 0, used)  # attention has finished such a row
     m = float("-inf")
     l = 0.0
     acc = tl.zeros((BLOCK_D,), tl.float32)
@@ -81,7 +83,8 @@ def merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS: tl.
         m = m_new
     if PDL:
         gdc_launch_dependents()
-    tl.store(o_ptr + (row * NUM_HEADS + head) * HEAD_DIM + offs_d, (acc / l).to(o_ptr.dtype.element_ty))
+    tl.store(o_ptr + (row * NUM_HEADS + head) * HEAD_DIM + offs_d, (acc / l).to(o_ptr.dtype.element_ty),
+             mask=(offs_d < HEAD_DIM) & (used > 0))
 
 
 def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
@@ -115,12 +118,12 @@ def merge_instructions(shape: KernelShape, arch: str) -> Instructions:
 OPERATION = Operation(merge_kernel, MergeSchedule, merge_contract, merge_launch, merge_instructions)
 
 
-def merge(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: "torch.Tensor", *, rows: int, chunk: int,
-          schedule: MergeSchedule, numerics: Numerics) -> "torch.Tensor":
-    """Attention output [rows, num_heads, head_dim] bf16 from the partials of `attention`.
+def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, schedule: MergeSchedule,
+          numerics: Numerics) -> "torch.Tensor":
+    """Attention output, [rows, num_heads, head_dim] bf16: the rows of `partials.o`, now all finished.
 
     Args:
-        acc, m, l: partials, contiguous; length: [1] int32 on the device; chunk: keys a partial covers. The partials must
+        partials: of `attention`, contiguous. length: [1] int32 on the device. chunk: keys a partial covers. The partials must
             reach the last key: chunks * chunk >= length + rows.
 
     Raises:
@@ -128,6 +131,7 @@ def merge(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: "to
     """
     import torch
 
+    acc, m, l, o = partials.acc, partials.m, partials.l, partials.o
     room, num_heads, head_dim = acc.shape[1:]
     shape = MergeShape(num_heads, head_dim)
     require(acc.dtype == m.dtype == l.dtype == torch.float32, f"partials {acc.dtype}, {m.dtype}, {l.dtype}", "float32")
@@ -136,12 +140,11 @@ def merge(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: "to
             f"[chunks, {ROWS}, num_heads, head_dim] and [chunks, {ROWS}, num_heads], contiguous")
     require(1 <= rows <= ROWS, f"{rows} rows", f"1 to {ROWS}")
     require_contract(OPERATION, shape, schedule)
-    require_aligned(acc=acc, m=m, l=l, length=length)
-    o = torch.empty((rows, num_heads, head_dim), dtype=torch.bfloat16, device=acc.device)
+    require_aligned(acc=acc, m=m, l=l, o=o, length=length)
     merge_launch(shape, schedule, numerics)(
         (rows, num_heads, head_dim // schedule.BLOCK_D), acc_ptr=acc, m_ptr=m, l_ptr=l, length_ptr=length, o_ptr=o,
         chunk=chunk)
-    return o
+    return o[:rows]
 
 
 def merge_reference(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: int, *, rows: int,

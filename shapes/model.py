@@ -59,7 +59,38 @@ class MergeShape:
     head_dim: int
 
 
-KernelShape = LinearShape | HeadShape | AttentionShape | MergeShape
+@dataclass(frozen=True)
+class NormShape:
+    """Residual and RMSNorm over rows of H values. split_k: partials of the linear that is added, 1 for a bf16 one, 0 for none;
+    embeds: the residual begins with the embedding; quantised: e4m3 out, else bf16; feature: a copy of the residual is kept;
+    one_row: the row to read comes from the device."""
+
+    H: int
+    split_k: int
+    embeds: bool = False
+    quantised: bool = True
+    feature: bool = False
+    one_row: bool = False
+
+
+@dataclass(frozen=True)
+class RopeShape:
+    """Rotary embedding and KV append: the qkv of a row. split_k as in NormShape; at least 1."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    split_k: int
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """An elementwise kernel over rows of N values."""
+
+    N: int
+
+
+KernelShape = LinearShape | HeadShape | AttentionShape | MergeShape | NormShape | RopeShape | RowShape
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,177 @@
+"""One decoder layer as launches of the project's kernels, in two phases: `Decode`, up to a row tile of rows through the tuned
+kernels, and `Prefill`, many rows through kernels/prefill.py. Both read the same weights and write the same cache.
+
+What one launch leaves, the next one finishes: partials of a linear are summed by the norm, or by RoPE and append, after it.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from ..kernels.activation import quantise, swiglu
+from ..kernels.attention import attention, max_rows
+from ..kernels.linear import linear
+from ..kernels.merge import merge
+from ..kernels.norm import norm
+from ..kernels.prefill import prefill_attention, prefill_linear
+from ..kernels.rope import rope_append
+from ..schedules.recipe import Recipe
+from ..schedules.schedule import AttentionSchedule, FixedSchedule, LinearSchedule, MergeSchedule, Schedule
+from ..shapes.model import AttentionShape, ModelShape
+from .device_cache import DeviceCache
+from .packing import Packed, pack
+from .precision import Precision
+from .weights import Tensors, take
+from .workspace import Workspace
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """One layer's weights; norms [H] bf16."""
+
+    input_norm: torch.Tensor
+    qkv: Packed
+    o: Packed
+    post_norm: torch.Tensor
+    gate_up: Packed
+    down: Packed
+
+    @property
+    def linears(self) -> dict[str, Packed]:
+        """By kernel name."""
+        return {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
+
+
+def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> PackedLayer:
+    """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
+    def packed(*names: str, bias: bool = False) -> Packed:
+        w = take(tensors, [f"{prefix}{name}.weight" for name in names])
+        b = take(tensors, [f"{prefix}{name}.bias" for name in names]) if bias else None
+        return pack(w, precision, device, b)
+
+    def vector(name: str) -> torch.Tensor:
+        return tensors.pop(f"{prefix}{name}.weight").to(device, torch.bfloat16)
+
+    return PackedLayer(input_norm=vector("input_layernorm"),
+                       qkv=packed(*(f"self_attn.{name}_proj" for name in "qkv"), bias=qkv_bias),
+                       o=packed("self_attn.o_proj"), post_norm=vector("post_attention_layernorm"),
+                       gate_up=packed("mlp.gate_proj", "mlp.up_proj"), down=packed("mlp.down_proj"))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Schedules of the kernels that aren't tuned."""
+
+    norm: FixedSchedule
+    rope: FixedSchedule
+    row: FixedSchedule
+    one: FixedSchedule
+
+
+def fixed_schedules(pdl: bool) -> Fixed:
+    """One schedule a kind of kernel, with or without programmatic dependent launch."""
+    return Fixed(norm=FixedSchedule(8, pdl), rope=FixedSchedule(1, pdl), row=FixedSchedule(4, pdl), one=FixedSchedule(1, pdl))
+
+
+class Phase:
+    """What both phases share: the launches of a layer, in order. eps and shape of the model; rope: cosines and sines."""
+
+    def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor],
+                 fixed: Fixed) -> None:
+        self.shape, self.recipe, self.numerics, self.space, self.rope, self.fixed = (
+            shape, recipe, recipe.numerics, space, rope, fixed)
+
+    def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
+               rows: int) -> None:
+        """x [rows, K] through one linear into out [split_k, rows, N]."""
+        raise NotImplementedError
+
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
+        """Attention of all rows, [>= rows, num_heads, head_dim] bf16."""
+        raise NotImplementedError
+
+    def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
+        """x = embedding of the tokens, normed for the first layer."""
+        space = self.space
+        norm(space.x, weight, self.shape.rms_norm_eps, rows=rows, out=space.entry, scale=space.x_scale, tokens=tokens,
+             embedding=embedding, schedule=self.fixed.norm, numerics=self.numerics)
+
+    def layer(self, index: int, weights: PackedLayer, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> None:
+        """From normed rows to the partials of `down`."""
+        space, fixed, numerics = self.space, self.fixed, self.numerics
+        self.linear("qkv", weights.qkv, space.entry, space.x_scale, space.qkv, rows)
+        rope_append(space.qkv, *self.rope, length, rows=rows, q=space.q, k_cache=cache.keys[index],
+                    v_cache=cache.values[index], schedule=fixed.rope, numerics=numerics)
+        o = self.attend(index, cache, length, rows, chunks).view(-1, space.heads.shape[1])
+        if space.heads_scale is not None:
+            quantise(o, space.heads, space.heads_scale, rows=rows, schedule=fixed.norm, numerics=numerics)
+            o = space.heads
+        self.linear("o", weights.o, o, space.heads_scale, space.y_o, rows)
+        norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden, scale=space.x_scale,
+             part=space.y_o, schedule=fixed.norm, numerics=numerics)
+        self.linear("gate_up", weights.gate_up, space.hidden, space.x_scale, space.gate_up, rows)
+        swiglu(space.gate_up[0], space.act, space.amax, rows=rows, schedule=fixed.row, numerics=numerics)
+        if space.act_scale is not None:
+            quantise(space.act, space.act_q, space.act_scale, rows=rows, amax=space.amax, schedule=fixed.row, numerics=numerics)
+        self.linear("down", weights.down, space.act_q, space.act_scale, space.y_down, rows)
+
+    def end(self, weight: torch.Tensor, rows: int, last: bool, feature: torch.Tensor | None = None,
+            row: torch.Tensor | None = None) -> None:
+        """x += down, normed: for the next layer, or in bf16 for the head where `last`. row: as in kernels/norm.py."""
+        space = self.space
+        norm(space.x, weight, self.shape.rms_norm_eps, rows=rows, out=space.final if last else space.entry,
+             scale=None if last else space.x_scale, part=space.y_down, feature=feature, row=row, schedule=self.fixed.norm,
+             numerics=self.numerics)
+
+
+class Decode(Phase):
+    """Up to a row tile of rows, one artefact a kernel whatever their number. schedules: by kernel name."""
+
+    def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor],
+                 fixed: Fixed, schedules: dict[str, Schedule]) -> None:
+        super().__init__(shape, recipe, space, rope, fixed)
+        self.schedules = schedules
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of one pass: the row tile, or as many as attention's tile holds."""
+        heads = AttentionShape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
+        return min(self.recipe.row_tile, max_rows(heads, cast(AttentionSchedule, self.schedules["attention"])))
+
+    def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
+               rows: int) -> None:
+        """See Phase."""
+        schedule = cast(LinearSchedule, self.schedules[kernel])
+        linear(x[:rows], weights.w, x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
+               out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows], schedule=schedule, numerics=self.numerics)
+
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
+        """See Phase. chunks: covered by the launch; they must reach the last key."""
+        schedule = cast(AttentionSchedule, self.schedules["attention"])
+        partials = attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
+                             out=cache.partials, schedule=schedule, numerics=self.numerics)
+        merge(partials, length, rows=rows, chunk=schedule.chunk, schedule=cast(MergeSchedule, self.schedules["merge"]),
+              numerics=self.numerics)
+        return partials.o
+
+
+class Prefill(Phase):
+    """Many rows. out: attention's output [rows, num_heads, head_dim] bf16."""
+
+    def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor],
+                 fixed: Fixed) -> None:
+        super().__init__(shape, recipe, space, rope, fixed)
+        self.out = torch.empty_like(space.q)
+
+    def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
+               rows: int) -> None:
+        """See Phase."""
+        prefill_linear(x, weights.w, out[0], rows=rows, x_scale=scale, w_scale=weights.scale, bias=weights.bias,
+                       numerics=self.numerics)
+
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
+        """See Phase."""
+        prefill_attention(self.space.q, cache.keys[index], cache.values[index], length, self.out, rows=rows,
+                          numerics=self.numerics)
+        return self.out

@@ -1,0 +1,126 @@
+"""SwiGLU and activation quantisation of the decode step, a segment of a row a program.
+
+    act = silu(gate) * up, rounded to bf16 after silu and after the product, as Hugging Face does
+    x_q = e4m3(x / scale),  scale = amax(x) / 448 over the whole row, or 1 where it is all zero
+
+gate_up [rows, 2 N] bf16: gates first. A row's largest magnitude needs the whole row, and a row is too long for one program to
+be quick: `swiglu` writes the largest of each SEGMENT beside act, `quantise` reads them all. A maximum has no order of its own,
+so neither the segments nor their programs' order reach the bits.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..schedules.recipe import Numerics
+from ..schedules.schedule import FixedSchedule
+from ..shapes.model import RowShape
+from .norm import no_instructions, row_scale, to_e4m3
+from .operation import Launch, Operation, common_contract, options, require_aligned
+
+if TYPE_CHECKING:
+    import torch
+
+SEGMENT = 1024  # values of a row that one program takes
+
+
+@triton.jit
+def swiglu_kernel(gate_up_ptr, act_ptr, amax_ptr, N: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
+                  PDL: tl.constexpr):
+    """Grid: (rows, SEGMENTS)."""
+    row = tl.program_id(0)
+    segment = tl.program_id(1)
+    offs = segment * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < N
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    gate = tl.load(gate_up_ptr + row * (2 * N) + offs, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * (2 * N) + N + offs, mask=mask, other=0.0).to(tl.float32)
+    silu = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(tl.bfloat16).to(tl.float32)
+    act = (silu * up).to(tl.bfloat16)
+    tl.store(act_ptr + row * N + offs, act, mask=mask)
+    if amax_ptr is not None:
+        tl.store(amax_ptr + row * SEGMENTS + segment, tl.max(tl.abs(act.to(tl.float32)), 0))
+
+
+@triton.jit
+def quantise_kernel(x_ptr, amax_ptr, out_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
+                    POWER: tl.constexpr, PDL: tl.constexpr):
+    """Grid: (rows, SEGMENTS). amax_ptr [rows, SEGMENTS], or None where one segment is the row. POWER: SEGMENTS rounded up."""
+    row = tl.program_id(0)
+    segment = tl.program_id(1)
+    offs = segment * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < N
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    x = tl.load(x_ptr + row * N + offs, mask=mask, other=0.0).to(tl.float32)
+    if amax_ptr is None:
+        amax = tl.max(tl.abs(x), 0)
+    else:
+        parts = tl.arange(0, POWER)
+        amax = tl.max(tl.load(amax_ptr + row * SEGMENTS + parts, mask=parts < SEGMENTS, other=0.0), 0)
+    scale = row_scale(amax)
+    tl.store(out_ptr + row * N + offs, to_e4m3(x, scale), mask=mask)
+    if segment == 0:
+        tl.store(scale_ptr + row, scale)
+
+
+def segments(N: int) -> int:
+    """Programs that a row of N values takes."""
+    return triton.cdiv(N, SEGMENT)
+
+
+def swiglu_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The variant that writes the largest of each segment."""
+    constants: dict[str, Any] = {"N": shape.N, "BLOCK": SEGMENT, "SEGMENTS": segments(shape.N), "PDL": schedule.pdl}
+    types = {"gate_up_ptr": "*bf16", "act_ptr": "*bf16", "amax_ptr": "*fp32"}
+    return Launch(swiglu_kernel, types, constants, options(schedule, numerics))
+
+
+def quantise_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics, whole: bool = False) -> Launch:
+    """whole: one program takes a whole row and needs no maxima from elsewhere."""
+    block = triton.next_power_of_2(shape.N) if whole else SEGMENT
+    parts = 1 if whole else segments(shape.N)
+    constants: dict[str, Any] = {"N": shape.N, "BLOCK": block, "SEGMENTS": parts, "POWER": triton.next_power_of_2(parts),
+                                 "PDL": schedule.pdl} | ({"amax_ptr": None} if whole else {})
+    types = {"x_ptr": "*bf16", "amax_ptr": "*fp32", "out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+    return Launch(quantise_kernel, types, constants, options(schedule, numerics))
+
+
+def _contract(shape: RowShape, schedule: FixedSchedule) -> str | None:
+    return common_contract(schedule)
+
+
+SWIGLU = Operation(swiglu_kernel, FixedSchedule, _contract, swiglu_launch, no_instructions)
+QUANTISE = Operation(quantise_kernel, FixedSchedule, _contract, quantise_launch, no_instructions)
+
+
+def swiglu(gate_up: "torch.Tensor", act: "torch.Tensor", amax: "torch.Tensor | None", *, rows: int, schedule: FixedSchedule,
+           numerics: Numerics) -> None:
+    """gate_up [>= rows, 2 N], act [>= rows, N], contiguous bf16; amax [>= rows, segments(N)] fp32 or None."""
+    N = act.shape[1]
+    require_aligned(gate_up=gate_up, act=act, amax=amax)
+    launch = swiglu_launch(RowShape(N), schedule, numerics)
+    if amax is None:
+        launch = Launch(launch.kernel, launch.types, {**launch.constants, "amax_ptr": None}, launch.options)
+    launch((rows, segments(N)), gate_up_ptr=gate_up, act_ptr=act, **({} if amax is None else {"amax_ptr": amax}))
+
+
+def quantise(x: "torch.Tensor", out: "torch.Tensor", scale: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
+             numerics: Numerics, amax: "torch.Tensor | None" = None) -> None:
+    """x [>= rows, N] bf16 to out [>= rows, N] e4m3 and scale [>= rows] fp32; amax as `swiglu` wrote it, or None."""
+    N = x.shape[1]
+    require_aligned(x=x, out=out, scale=scale, amax=amax)
+    launch = quantise_launch(RowShape(N), schedule, numerics, whole=amax is None)
+    launch((rows, 1 if amax is None else segments(N)), x_ptr=x, out_ptr=out, scale_ptr=scale,
+           **({} if amax is None else {"amax_ptr": amax}))
+
+
+def swiglu_reference(gate_up: "torch.Tensor") -> "torch.Tensor":
+    """silu(gate) * up in fp64: [rows, N]."""
+    gate, up = gate_up.double().chunk(2, -1)
+    return gate / (1 + (-gate).exp()) * up
