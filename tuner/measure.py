@@ -153,11 +153,12 @@ def numerics_class(wide: Case, schedule: Schedule) -> str:
     import torch
 
     digest, count = hashlib.sha256(), 0
-    for part in wide.bits(schedule):
-        digest.update(part.contiguous().view(torch.uint8).cpu().numpy().tobytes())
-        count += part.numel()
-        if count >= CLASS_OUTPUTS:
-            break
+    with poisoned():
+        for part in wide.bits(schedule):
+            digest.update(part.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+            count += part.numel()
+            if count >= CLASS_OUTPUTS:
+                break
     return digest.hexdigest()
 
 

@@ -17,6 +17,8 @@ from . import values
 if TYPE_CHECKING:
     import torch
 
+    from ..kernels.attention import Partials
+
 ROWS = 9  # a verification of 8 drafted tokens: rows that are checked
 RMS_LIMIT = 6e-3  # relative, against fp64: one rounding to bf16 is 1.7e-3, the narrow FP8 accumulator adds up to 3e-3
 CAPACITY = 4096  # slots of the KV cache in a check
@@ -44,7 +46,8 @@ class Case(Protocol):
         """One launch, as it is timed, on one copy of the large operands."""
 
     def bits(self, schedule: Any) -> Iterator["torch.Tensor"]:
-        """What the kernel writes, for the numerics class: without end, other inputs each time."""
+        """What the kernel writes, for the numerics class: without end, other inputs each time. Where it leaves some of its
+        output alone, what stood there is in it: `poisoned`."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class AttentionCase:
         return min(ROWS, max_rows(self.shape, schedule))
 
     def launch(self, schedule: AttentionSchedule, first: int, rows: int, length: int, where: "torch.Tensor",
-               copy: int = 0) -> tuple["torch.Tensor", ...]:
+               copy: int = 0) -> "Partials":
         from ..kernels.attention import attention
 
         chunks = (length + rows - 1) // schedule.chunk + 1
@@ -227,8 +230,8 @@ class AttentionCase:
         from ..kernels.merge import merge
 
         where = self._length(CHECKED_LENGTH + first)
-        acc, m, l = self.launch(schedule, first, rows, CHECKED_LENGTH + first, where)
-        return merge(acc, m, l, where, rows=rows, chunk=schedule.chunk, schedule=self.merging, numerics=self.numerics)
+        partials = self.launch(schedule, first, rows, CHECKED_LENGTH + first, where)
+        return merge(partials, where, rows=rows, chunk=schedule.chunk, schedule=self.merging, numerics=self.numerics)
 
     def error(self, output: "torch.Tensor") -> float:
         from ..kernels.attention import attention_reference
@@ -245,8 +248,8 @@ class AttentionCase:
             for rows in CLASS_ROWS:
                 rows = min(rows, self.rows(schedule))
                 for length in around(schedule.chunk):
-                    for part in self.launch(schedule, 0, rows, length, self._length(length)):
-                        yield part[:, :rows]
+                    made = self.launch(schedule, 0, rows, length, self._length(length))
+                    yield from (made.acc[:, :rows], made.m[:, :rows], made.l[:, :rows], made.o)
 
 
 class MergeCase:
@@ -273,12 +276,14 @@ class MergeCase:
     def launch(self, schedule: MergeSchedule, first: int, rows: int, where: "torch.Tensor", copy: int = 0) -> "torch.Tensor":
         import torch
 
+        from ..kernels.attention import Partials
         from ..kernels.merge import merge
 
         acc, m, l = self.acc[copy], self.m, self.l
         if first:  # rows first.. in the places of rows 0..
             acc, m, l = (torch.roll(t, -first, 1) for t in (acc, m, l))
-        return merge(acc, m, l, where, rows=rows, chunk=self.chunk, schedule=schedule, numerics=self.numerics)
+        o = torch.empty((rows, *acc.shape[2:]), dtype=torch.bfloat16, device=acc.device)
+        return merge(Partials(acc, m, l, o), where, rows=rows, chunk=self.chunk, schedule=schedule, numerics=self.numerics)
 
     def output(self, schedule: MergeSchedule, first: int, rows: int) -> "torch.Tensor":
         import torch
@@ -321,6 +326,7 @@ def make_case(kernel: str, shape: KernelShape, numerics: Numerics, make: Operand
         return HeadCase(shape, numerics, make, logits=kernel == "lm_head_logits")
     if isinstance(shape, AttentionShape):
         return AttentionCase(shape, numerics, make, merging)
+    assert isinstance(shape, MergeShape), f"{kernel} isn't tuned"
     return MergeCase(shape, numerics, make, chunk)
 
 
