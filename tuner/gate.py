@@ -91,13 +91,18 @@ class Agreement:
     failure: str | None = None
 
 
-def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[str, Schedule],
+def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[str, Schedule], *, other_class: bool = False,
                 repeats: int = REPEATS) -> Agreement:
-    """Tokens first, then time; the first thing that is wrong ends it."""
-    before, after = probe.tokens(old), probe.tokens(new)
+    """Tokens first, then time; the first thing that is wrong ends it.
+
+    other_class: the bits of old and new differ, as where a recipe is founded, so their tokens may: AR, SD and SSD must still
+    agree with each other.
+    """
+    after = probe.tokens(new)
+    before = after if other_class or old == new else probe.tokens(old)
     modes, prompts = list(after), len(after["ar"])
-    compared = [(mode, i, after[mode][i], right[i]) for right in (before["ar"], after["ar"]) for mode in modes
-                for i in range(prompts)]
+    rights = (after["ar"],) if before is after else (before["ar"], after["ar"])
+    compared = [(mode, i, after[mode][i], right[i]) for right in rights for mode in modes for i in range(prompts)]
     wrong = [(mode, i, *found) for mode, i, tokens, right in compared if (found := first_difference(tokens, right))]
     checks = {"agreement": Checks(len(compared), len(compared) - len(wrong))}
     digest = hashlib.sha256(json.dumps([[list(t) for t in after[m]] for m in sorted(after)]).encode()).hexdigest()
@@ -105,12 +110,13 @@ def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[s
     if wrong:
         mode, prompt, index, found, right = wrong[0]
         return Agreement(checks, prompts, count, digest, {},
-                         f"{mode}, prompt {prompt}: token {index} is {found}, AR of the incumbents emits {right}")
-    times = probe.time_step(old, new, repeats)
+                         f"{mode}, prompt {prompt}: token {index} is {found}, AR emits {right}")
+    times = probe.time_step(old, new, repeats) if old != new else {}
     ratios = {mode: paired(np.array([b / a for a, b in pairs])) for mode, pairs in times.items()}
     full = {mode: found for mode, found in ratios.items() if found}
     slower = [mode for mode, found in full.items() if not found.interval[1] <= 1]
-    checks["full_model"] = Checks(len(full), len(full) - len(slower))
+    if full:
+        checks["full_model"] = Checks(len(full), len(full) - len(slower))
     return Agreement(checks, prompts, count, digest, full,
                      f"{slower[0]}: the interval of the full model's time, new over old, doesn't exclude a slowdown: "
                      f"{full[slower[0]].interval[0]} to {full[slower[0]].interval[1]}" if slower else None)
@@ -123,3 +129,10 @@ def first_difference(tokens: Sequence[int], right: Sequence[int]) -> tuple[int, 
         if a != b:
             return i, a, b
     return None
+
+
+def agreement_from_dict(table: Mapping[str, Any]) -> Agreement:
+    """As `dataclasses.asdict` gave it. Raises KeyError or TypeError where it isn't one."""
+    full = {mode: Paired(p["ratio"], tuple(p["interval"]), p["pairs"]) for mode, p in table["full_model"].items()}
+    return Agreement({kind: Checks(**c) for kind, c in table["checks"].items()}, table["prompts"], table["tokens_compared"],
+                     table["tokens_sha256"], full, table["failure"])

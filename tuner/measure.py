@@ -73,7 +73,6 @@ class Answer:
     value: Any
     calls: dict[str, int]
     process: int
-    began: float
     first_sample: float | None = None
 
 
@@ -107,15 +106,32 @@ class Bench:
 
 def check(task: CheckTask) -> Answer:
     """The checks of one candidate that need no decoder, cheapest first; the first that fails ends them."""
-    began = time.time()
-    calls = count_calls()
-    with _last_words(task.problem, task.name):
+    def checked() -> Checked:
         try:
+            require_artefact(task.problem, task.schedule)
             bench = bench_of(task.problem)
-            value = run_checks(bench.case, bench.wide, task.schedule)
+            return run_checks(bench.case, bench.wide, task.schedule)
         except UserError as e:
-            value = Checked(failure=Failure("launch", e.found))
-    return Answer(value, calls.as_dict(), os.getpid(), began)
+            return Checked(failure=Failure("launch", e.found))
+
+    return at_work(task.problem, checked, task.name)
+
+
+def at_work(problem: Problem, work: Callable[[], Any], name: str = "") -> Answer:
+    """What `work` returns, with the calls it made. Raises UserErrors as they are; after anything else the worker exits."""
+    calls = count_calls()
+    with _last_words(problem, name):
+        install(problem.bundle)
+        return Answer(work(), calls.as_dict(), os.getpid())
+
+
+def require_artefact(problem: Problem, schedule: Schedule) -> None:
+    """Raises BundleError where a candidate's artefact isn't in the bundle: one compiled here was never inspected."""
+    from ..kernels import bundle, registry
+
+    launch = registry.operation(problem.kernel).launch(problem.shape, schedule, load_recipe(problem.recipe).numerics)
+    key = bundle.artefact_key(launch, load_sku(problem.target).capability)
+    bundle.read(Path(problem.bundle) / "artefacts" / key)
 
 
 def run_checks(case: Case, wide: Case, schedule: Schedule) -> Checked:
@@ -182,9 +198,9 @@ def measure(task: TimeTask) -> Answer:
     """Samples of several candidates in turns. A sample is the time of one launch, averaged over those of a graph."""
     import torch
 
-    began = time.time()
     calls = count_calls()
     with _last_words(task.problem, "") as at:
+        install(task.problem.bundle)
         bench = bench_of(task.problem)
         for name, schedule in task.candidates:
             at(name)
@@ -192,7 +208,7 @@ def measure(task: TimeTask) -> Answer:
             torch.cuda.synchronize()
         at("")
         samples, states, first = _rounds(task, bench, at)
-    return Answer(Batch(task.phase, task.seed, samples, states), calls.as_dict(), os.getpid(), began, first)
+    return Answer(Batch(task.phase, task.seed, samples, states), calls.as_dict(), os.getpid(), first)
 
 
 def _rounds(task: TimeTask, bench: Bench, at: Callable[[str], None]) -> tuple[dict[str, list[float]], list[State], float]:
@@ -235,7 +251,6 @@ def bench_of(problem: Problem) -> Bench:
     if not torch.cuda.is_available():
         raise UserError("torch finds no GPU", expected="an NVIDIA GPU and a CUDA build of torch")
     torch.cuda.empty_cache()
-    install(problem.bundle)
     target, recipe = load_sku(problem.target), load_recipe(problem.recipe)
     merging: Any = default_schedule(recipe, "merge", target.arch)
 
@@ -252,12 +267,13 @@ def bench_of(problem: Problem) -> Bench:
 
 @cache
 def install(folder: str) -> None:
-    """Kernels launch from the bundle from now on; what isn't in it is an error, never compiled."""
+    """Kernels launch from the bundle from now on. What isn't in it is compiled, and counted: no candidate gets so far, but a
+    kernel of the full model may."""
     from ..kernels import bundle, registry
 
     names = (*registry.TUNABLE, *registry.FIXED)
     for kernel in {id(k): k for k in (registry.operation(name).kernel for name in names)}.values():
-        bundle.install(kernel, Path(folder))
+        bundle.install(kernel, Path(folder), compile_missing=True)
 
 
 @contextlib.contextmanager

@@ -18,20 +18,22 @@ CONFIRM_ROUNDS = 96
 Timed = Callable[[str, Sequence[str], int], Batch | None]  # (phase, names, rounds) → batch of those that lived
 
 
-def race(groups: Mapping[str, str], home: str, base: str, timed: Timed, out_of_time: Callable[[], bool]) -> list[Batch]:
+def race(groups: Mapping[str, str], home: str, base: str, timed: Timed, out_of_time: Callable[[], bool],
+         done: Sequence[Batch] = ()) -> list[Batch]:
     """Rungs until the finalists are left.
 
     Args:
         groups: group by name of each candidate; home: the group that a winner must be of.
         base: the candidate that is in every batch, to compare across batches.
         out_of_time: asked between rungs.
+        done: rungs that an earlier run measured.
     """
     batches: list[Batch] = []
     alive = [name for name in groups if name != base]
-    for rounds in RUNGS:
-        if settled(alive, groups, home) or out_of_time():
+    for index, rounds in enumerate(RUNGS):
+        if settled(alive, groups, home) or (index >= len(done) and out_of_time()):
             break
-        batch = timed("race", [base, *alive], rounds)
+        batch = done[index] if index < len(done) else timed("race", [base, *alive], rounds)
         if batch is None:
             break
         batches.append(batch)
@@ -58,13 +60,13 @@ def survivors(batches: Sequence[Batch], names: Sequence[str], base: str, keep: i
     return order[:max(keep, min(len(near), math.ceil(len(order) / 2)))]
 
 
-def finalists(batches: Sequence[Batch], groups: Mapping[str, str], home: str, base: str) -> list[str]:
-    """Who is confirmed: the best of the home group, and the best of each other group."""
-    chosen: list[str] = []
-    for group in dict.fromkeys([home, *groups.values()]):
-        names = [n for n in groups if groups[n] == group and n != base]
-        if batches:
-            found = {n: p.ratio for n in names if (p := paired(ratios(batches, n, base)))}
-            names = sorted(found, key=lambda n: (found[n], n))
-        chosen += names[:FINALISTS if group == home else 1]
-    return chosen
+def fastest_first(batches: Sequence[Batch], names: Sequence[str], base: str) -> list[str]:
+    """By the ratio to the base over all batches; those that were never timed come last."""
+    found = {n: p.ratio for n in names if (p := paired(ratios(batches, n, base)))}
+    return sorted(names, key=lambda n: (n not in found, found.get(n, 0.0), n))
+
+
+def finalists(order: Sequence[str], groups: Mapping[str, str], home: str) -> list[str]:
+    """Who is confirmed, of candidates in order: the best of the home group, and the best of each other group."""
+    places = {group: [n for n in order if groups.get(n) == group] for group in dict.fromkeys([home, *groups.values()])}
+    return [n for group, names in places.items() for n in names[:FINALISTS if group == home else 1]]

@@ -75,7 +75,7 @@ class Contest:
 
 @dataclass
 class Recording:
-    """One run. target: the SKU; weights: of the full model; full_model: what `gate` asked the decoder, as it is shown."""
+    """One run. target: the SKU; weights: of the full model; gate: what the full model said (`full_model.Said`)."""
 
     model: str
     target: str

@@ -91,9 +91,12 @@ class GpuMeasurer:
             return "", ""
         return name, said
 
+    def words_of(self, died: pool.Died) -> str:
+        """What the last worker said that it died of, or what was seen of its death."""
+        return self._words()[1] or died.detail
+
     def _failure(self, died: pool.Died) -> Failure:
-        said = self._words()[1]
-        return Failure("hang" if died.timeout else "crash", said or died.detail)
+        return Failure("hang" if died.timeout else "crash", self.words_of(died))
 
 
 def gpu_executor(scratch: Path) -> pool.LocalExecutor:
