@@ -22,7 +22,7 @@ from ..shapes.model import KernelShape
 from ..shapes.target import load_sku
 from .calls import count_calls
 from .gate import Checked, Failure
-from .operands import CLASS_OUTPUTS, RMS_LIMIT, Case, Operands, make_case, poisoned
+from .operands import CLASS_OUTPUTS, RMS_LIMIT, Case, Operands, make_case, poisoned, read_bytes
 from .timing import Batch, State, round_order
 
 if TYPE_CHECKING:
@@ -37,32 +37,36 @@ CRASHED = 70  # a worker's exit code after it wrote its last words
 
 @dataclass(frozen=True)
 class Problem:
-    """One kernel and shape on one SKU, from one bundle. words: the file in which a worker says what it is at."""
+    """One kernel and shape on one SKU, from one bundle."""
 
     kernel: str
     shape: KernelShape
     target: str
     recipe: str
     bundle: str
-    words: str
 
 
 @dataclass(frozen=True)
 class CheckTask:
+    """words: the file in which the worker says what it is at."""
+
     problem: Problem
     name: str
     schedule: Schedule
+    words: str
 
 
 @dataclass(frozen=True)
 class TimeTask:
-    """rounds of one sample each. serial: wait after each sample and say whose it is, to find which candidate kills."""
+    """rounds of one sample each. words: as in CheckTask; serial: wait after each sample and say whose it is, to find which
+    candidate kills."""
 
     problem: Problem
     candidates: tuple[tuple[str, Schedule], ...]
     phase: str
     rounds: int
     seed: int
+    words: str
     serial: bool = False
 
 
@@ -114,14 +118,14 @@ def check(task: CheckTask) -> Answer:
         except UserError as e:
             return Checked(failure=Failure("launch", e.found))
 
-    return at_work(task.problem, checked, task.name)
+    return at_work(task.problem.bundle, task.words, checked, task.name)
 
 
-def at_work(problem: Problem, work: Callable[[], Any], name: str = "") -> Answer:
+def at_work(bundle: str, words: str, work: Callable[[], Any], name: str = "") -> Answer:
     """What `work` returns, with the calls it made. Raises UserErrors as they are; after anything else the worker exits."""
     calls = count_calls()
-    with _last_words(problem, name):
-        install(problem.bundle)
+    with _last_words(Path(words), name):
+        install(bundle)
         return Answer(work(), calls.as_dict(), os.getpid())
 
 
@@ -199,7 +203,7 @@ def measure(task: TimeTask) -> Answer:
     import torch
 
     calls = count_calls()
-    with _last_words(task.problem, "") as at:
+    with _last_words(Path(task.words), "") as at:
         install(task.problem.bundle)
         bench = bench_of(task.problem)
         for name, schedule in task.candidates:
@@ -257,8 +261,8 @@ def bench_of(problem: Problem) -> Bench:
     def made(operands: Operands) -> Case:
         return make_case(problem.kernel, problem.shape, recipe.numerics, operands, merging, recipe.kv_chunk)
 
-    size = made(Operands("cuda")).read_bytes
-    copies = max(1, math.ceil(L2_TURNS * target.l2_bytes / size)) if size else 1
+    size = read_bytes(problem.shape, recipe.kv_chunk)
+    copies = math.ceil(L2_TURNS * target.l2_bytes / size)
     copies = 2 * math.ceil(min(copies, MAX_LAUNCHES) / 2) if copies > 1 else 1  # even: two occupancies take turns
     at_least = math.ceil(SAMPLE_US / (size / target.peak_tb_s / 1e6 + 1))
     launches = min(MAX_LAUNCHES, copies * math.ceil(max(1, at_least / copies)))
@@ -277,10 +281,8 @@ def install(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _last_words(problem: Problem, name: str) -> Iterator[Callable[[str], None]]:
+def _last_words(words: Path, name: str) -> Iterator[Callable[[str], None]]:
     """Yields a function that notes which candidate is at work. Whatever else than a user's error is raised ends the process."""
-    words = Path(problem.words)
-
     def at(candidate: str, said: str = "") -> None:
         words.write_text(f"{candidate}\n{said}")
 

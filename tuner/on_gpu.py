@@ -4,7 +4,7 @@ What is found is kept in OUT/recording.json as it is found: a run whose budget e
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,8 +80,12 @@ class Budget:
 Watch = Callable[[str], None]
 
 
-def tune(request: Request, machine: Machine, measurer: Measurer, probe: DecoderProbe | None, watch: Watch) -> Outcome:
-    """One run on this machine's GPU. probe: None where the model is a drafter, whose kernels no token depends on.
+def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Callable[[Path], DecoderProbe] | None,
+         watch: Watch, fingerprint: str | None = None) -> Outcome:
+    """One run on this machine's GPU.
+
+    make_probe: from the folder of the artefacts; None where the model is a drafter, whose kernels no token depends on.
+    fingerprint: of the weights.
 
     Raises:
         UserError: a bundle, recipe, GPU or folder that is wrong or can't be used; a recording made under other conditions.
@@ -94,28 +98,22 @@ def tune(request: Request, machine: Machine, measurer: Measurer, probe: DecoderP
     if found.differs:
         watch(f"{found.differs}: compiled here")
     made, skipped = survivors.contests(found, request.kernels, target, recipe, folders)
-    now = Recording(shape.name, target.name, recipe.name, found.toolchain, machine, request.seed, request.weights, made)
+    now = Recording(shape.name, target.name, recipe.name, found.toolchain, machine, request.seed, request.weights,
+                    fingerprint, made)
     path = request.out / "recording.json"
     _go_on(now, path)
     run = _Run(request, now, recipe, measurer, found.folder, path, watch)
     run.contests()
     rankings = {k: rank(c, recipe) for k, c in now.contests.items()}
-    if probe is not None or shape.architecture == "eagle3":
-        watch("full model: tokens and time with the winners in place")
-        now.gate = judge(_finished(now.contests), _finished_rankings(now, rankings), recipe, probe,
+    finished = {k: c for k, c in now.contests.items() if c.finished}
+    if finished:
+        watch("full model: tokens and time with the winners in place" if make_probe else "a drafter: no token depends on it")
+        now.gate = judge(finished, {k: rankings[k] for k in finished}, recipe, make_probe(found.folder) if make_probe else None,
                          lambda: run.budget.left <= 0).as_dict()
     run.save()
     outcome = conclude(now, recipe, rankings)
     outcome.skipped = skipped
     return outcome
-
-
-def _finished(contests: Mapping[str, Contest]) -> dict[str, Contest]:
-    return {k: c for k, c in contests.items() if c.finished}
-
-
-def _finished_rankings(now: Recording, rankings: Mapping[str, Ranking]) -> dict[str, Ranking]:
-    return {k: rankings[k] for k in _finished(now.contests)}
 
 
 def replay(path: Path, recipe_name: str | None = None) -> Outcome:
@@ -134,6 +132,11 @@ def conclude(now: Recording, recipe: Recipe, rankings: dict[str, Ranking]) -> Ou
     file = promoted_file(now, rankings, said, datetime.now(UTC).date().isoformat())
     notes = [] if now.gate else ["the full model was not asked, so nothing may be promoted"]
     return Outcome(now, rankings, said, file, recipe, notes=notes)
+
+
+def complete(outcome: Outcome) -> bool:
+    """Whether every kernel has a winner that passed the gate."""
+    return bool(outcome.rankings) and not outcome.skipped and set(outcome.said.accepted) == set(outcome.rankings)
 
 
 def promote(outcome: Outcome, request: Request) -> None:
@@ -195,8 +198,7 @@ class _Run:
             self.save()
 
     def _contest(self, contest: Contest, out_of_time: Callable[[], bool]) -> None:
-        words = self.path.parent.absolute() / "words"
-        problem = Problem(contest.kernel, contest.shape, self.now.target, self.now.recipe, str(self.folder), str(words))
+        problem = Problem(contest.kernel, contest.shape, self.now.target, self.now.recipe, str(self.folder))
         searched = len(contest.entrants) > LARGE or self.request.storage is not None
 
         def admit(name: str) -> bool:

@@ -31,8 +31,6 @@ CLASS_OUTPUTS = 100_000  # at least so many outputs are hashed: a change of orde
 class Case(Protocol):
     """One kernel on one shape's operands."""
 
-    read_bytes: float  # that one timed launch can't do without
-
     def rows(self, schedule: Any) -> int:
         """Rows that a launch with this schedule can be checked with."""
 
@@ -109,7 +107,6 @@ class LinearCase:
         self.x_scale = make.fp32(self.pool, seed=3, low=-4, high=4).abs() + 0.1 if fp8 else None
         self.w_scale = make.fp32(shape.N, seed=4, low=-4, high=4).abs() + 0.1 if fp8 else None
         self.bias = make.bf16(shape.N, seed=5) if shape.bias else None
-        self.read_bytes = float(shape.N * shape.K * (1 if fp8 else 2))
 
     def rows(self, schedule: LinearSchedule) -> int:
         return min(ROWS, schedule.row_tile)
@@ -158,7 +155,6 @@ class HeadCase:
         self.shape, self.numerics, self.logits = shape, numerics, logits
         self.x = make.bf16(ROWS, shape.K, seed=1)
         self.weights = make.copied(make.bf16(shape.N, shape.K, seed=2))
-        self.read_bytes = float(2 * shape.N * shape.K)
 
     def rows(self, schedule: HeadSchedule) -> int:
         return min(ROWS, schedule.row_tile)
@@ -206,7 +202,6 @@ class AttentionCase:
             k[CHECKED_LENGTH + ROWS:], v[CHECKED_LENGTH + ROWS:] = float("nan"), float("nan")
         self.k, self.v = make.copied(k), [t[:, :, :shape.head_dim] for t in make.copied(v)]
         self.lengths = [self._length(n) for n in OCCUPANCIES]
-        self.read_bytes = sum(OCCUPANCIES) / len(OCCUPANCIES) * shape.num_kv_heads * shape.head_dim * 4.0
 
     def _length(self, length: int) -> "torch.Tensor":
         import torch
@@ -267,8 +262,6 @@ class MergeCase:
         self.m = make.fp32(chunks, ROOM, shape.num_heads, seed=2, low=-2, high=3) * 8
         self.l = make.fp32(chunks, ROOM, shape.num_heads, seed=3, low=-2, high=6).abs() + 0.5
         self.lengths = [torch.tensor([n], dtype=torch.int32, device=make.device) for n in occupancies]
-        used = sum(n // chunk + 1 for n in occupancies) / len(occupancies)
-        self.read_bytes = used * CLASS_ROWS[-1] * shape.num_heads * (shape.head_dim + 2) * 4.0
 
     def rows(self, schedule: MergeSchedule) -> int:
         return ROWS
@@ -309,6 +302,19 @@ class MergeCase:
                     for length in around(self.chunk):
                         where = torch.tensor([length], dtype=torch.int32, device=self.make.device)
                         yield self.launch(schedule, first, rows, where)
+
+
+def read_bytes(shape: KernelShape, chunk: int) -> float:
+    """Bytes that one launch can't do without, as it is timed: weights, cache, partials."""
+    if isinstance(shape, LinearShape):
+        return float(shape.N * shape.K * (1 if shape.dtype == "e4m3" else 2))
+    if isinstance(shape, HeadShape):
+        return 2.0 * shape.N * shape.K
+    if isinstance(shape, AttentionShape):
+        return sum(OCCUPANCIES) / len(OCCUPANCIES) * shape.num_kv_heads * shape.head_dim * 4.0
+    assert isinstance(shape, MergeShape)
+    used = sum(n // chunk + 1 for n in OCCUPANCIES if n >= chunk) / len(OCCUPANCIES)
+    return used * CLASS_ROWS[-1] * shape.num_heads * (shape.head_dim + 2) * 4.0
 
 
 def around(chunk: int) -> list[int]:

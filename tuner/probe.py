@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from ..schedules.schedule import Schedule
 from . import pool
 from .errors import GpuError
-from .measure import Answer, Problem, at_work
+from .measure import Answer, at_work
 from .values import hashed
 from .worker import GpuMeasurer
 
-T = TypeVar("T")
+Chosen = tuple[tuple[str, Schedule], ...]  # schedules by kernel, in the decoder's order
 PROMPT_LENGTHS = (17, 100, 250, 510, 1000, 2040)
 NEW_TOKENS = 48  # of each prompt in the token check
 TIMED_PROMPT, TIMED_TOKENS = 128, 96  # of one timed request
@@ -39,35 +39,39 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """problem: where the bundle lies and the last words go. new is empty where tokens are asked for."""
+    """words: as in measure.CheckTask. new is empty where tokens are asked for."""
 
-    problem: Problem
+    bundle: str
+    words: str
     loaded: Loaded
-    old: tuple[tuple[str, Schedule], ...]
-    new: tuple[tuple[str, Schedule], ...] = ()
+    old: Chosen
+    new: Chosen = ()
     repeats: int = 0
 
 
 class GpuProbe:
     """See gate.DecoderProbe."""
 
-    def __init__(self, measurer: GpuMeasurer, problem: Problem, loaded: Loaded) -> None:
-        self.measurer, self.problem, self.loaded = measurer, problem, loaded
-        self.known: dict[tuple[tuple[str, Schedule], ...], dict[str, list[list[int]]]] = {}
+    def __init__(self, measurer: GpuMeasurer, bundle: str, loaded: Loaded) -> None:
+        self.measurer, self.bundle, self.loaded = measurer, bundle, loaded
+        self.known: dict[Chosen, dict[str, list[list[int]]]] = {}
 
     def tokens(self, schedules: Mapping[str, Schedule]) -> Mapping[str, Sequence[Sequence[int]]]:
         """As DecoderProbe; the same schedules are asked once."""
         chosen = _ordered(schedules)
         if chosen not in self.known:
-            self.known[chosen] = self._ask(tokens_task, ProbeTask(self.problem, self.loaded, chosen))
+            self.known[chosen] = self._ask(tokens_task, self._task(chosen))
         return self.known[chosen]
 
     def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule],
                   repeats: int) -> Mapping[str, Sequence[tuple[float, float]]]:
         """As DecoderProbe."""
         found: Mapping[str, Sequence[tuple[float, float]]] = self._ask(
-            time_task, ProbeTask(self.problem, self.loaded, _ordered(old), _ordered(new), repeats))
+            time_task, self._task(_ordered(old), _ordered(new), repeats))
         return found
+
+    def _task(self, old: Chosen, new: Chosen = (), repeats: int = 0) -> ProbeTask:
+        return ProbeTask(self.bundle, str(self.measurer.words), self.loaded, old, new, repeats)
 
     def _ask(self, function: Callable[[ProbeTask], Answer], task: ProbeTask) -> Any:
         result = self.measurer.ask(function, task)
@@ -77,7 +81,7 @@ class GpuProbe:
         return result
 
 
-def _ordered(schedules: Mapping[str, Schedule]) -> tuple[tuple[str, Schedule], ...]:
+def _ordered(schedules: Mapping[str, Schedule]) -> Chosen:
     """Those of the decoder's own kernels: lm_head_logits runs under lm_head's."""
     from ..decoder.selection import KERNELS
 
@@ -86,17 +90,17 @@ def _ordered(schedules: Mapping[str, Schedule]) -> tuple[tuple[str, Schedule], .
 
 def tokens_task(task: ProbeTask) -> Answer:
     """{mode: tokens of each prompt}."""
-    return at_work(task.problem, lambda: _tokens(decoder_of(task.loaded, task.old)))
+    return at_work(task.bundle, task.words, lambda: _tokens(decoder_of(task.loaded, task.old)))
 
 
 def time_task(task: ProbeTask) -> Answer:
     """{mode: [(old, new) us a token]}, old and new in turns and in alternating order."""
-    return at_work(task.problem, lambda: _times(decoder_of(task.loaded, task.old), decoder_of(task.loaded, task.new),
+    return at_work(task.bundle, task.words, lambda: _times(decoder_of(task.loaded, task.old), decoder_of(task.loaded, task.new),
                                                 task.repeats))
 
 
 @lru_cache(maxsize=2)
-def decoder_of(loaded: Loaded, schedules: tuple[tuple[str, Schedule], ...]) -> Any:
+def decoder_of(loaded: Loaded, schedules: Chosen) -> Any:
     """A decoder with these schedules in place. Raises LoadError."""
     from ..decoder import Decoder
 

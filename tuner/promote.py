@@ -24,8 +24,7 @@ from .timing import clocks, distribution, paired, ratios
 COUNTS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
 
 
-def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], said: Said, date: str,
-                  fingerprint: str | None = None) -> PromotedFile:
+def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], said: Said, date: str) -> PromotedFile:
     """The rows that a run may promote: winners, and at a first promotion the incumbents that stayed.
 
     A name that the gate accepted and that no longer wins (a replay under another rule) is left out: its evidence isn't there.
@@ -36,18 +35,18 @@ def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], said: S
         place = ranking.place(name)
         rightful = name == ranking.winner or place.status == "another class"
         if rightful and place.times is not None and not (name == contest.incumbent and contest.origin == "promoted"):
-            rows.append(_row(recording, contest, name, said, date, fingerprint))
+            rows.append(_row(recording, contest, name, said, date))
     return PromotedFile(recording.target, recording.model, recording.recipe, tuple(rows))
 
 
-def _row(recording: Recording, contest: Contest, name: str, said: Said, date: str, fingerprint: str | None) -> PromotedSchedule:
+def _row(recording: Recording, contest: Contest, name: str, said: Said, date: str) -> PromotedSchedule:
     entrant = contest.entrants[name]
     mine = schedule_id(entrant.schedule)
     checked = contest.checked[name]
     checks = {kind: Checks(*counts) for kind, counts in checked.checks.items()} | dict(said.agreement.checks)
     agreement = said.agreement
     evidence = Evidence(mine, checks, agreement.prompts, agreement.tokens_compared, agreement.tokens_sha256,
-                        recording.weights, fingerprint, agreement.full_model)
+                        recording.weights, recording.weights_fingerprint, agreement.full_model)
     return PromotedSchedule(
         recording.target, recording.recipe, contest.kernel, contest.shape, entrant.schedule, mine, contest.kernel_digest,
         recording.toolchain, Recorded(recording.machine.driver, recording.machine.cuda), _artefact(entrant.facts),

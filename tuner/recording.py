@@ -75,7 +75,7 @@ class Contest:
 
 @dataclass
 class Recording:
-    """One run. target: the SKU; weights: of the full model; gate: what the full model said (`full_model.Said`)."""
+    """One run. target: the SKU; weights: of the full model, with their fingerprint where they are in files; gate: what the full model said (`full_model.Said`)."""
 
     model: str
     target: str
@@ -84,6 +84,7 @@ class Recording:
     machine: Machine
     seed: int
     weights: str
+    weights_fingerprint: str | None = None
     contests: dict[str, Contest] = field(default_factory=dict)
     gate: dict[str, Any] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
@@ -94,7 +95,7 @@ class Recording:
         """What must be the same for a second run to go on from the first."""
         return {"model": self.model, "target": self.target, "recipe": self.recipe, "Triton": self.toolchain.triton,
                 "ptxas": self.toolchain.ptxas, "flags": dict(self.toolchain.flags), "driver": self.machine.driver,
-                "weights": self.weights}
+                "weights": self.weights, "weights' fingerprint": self.weights_fingerprint}
 
 
 def save(recording: Recording, path: Path) -> None:

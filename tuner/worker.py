@@ -31,7 +31,8 @@ class Measurer(Protocol):
 
 
 class GpuMeasurer:
-    """Measures in the one worker of an executor. calls: of compiler and assemblers, over all workers."""
+    """Measures in the one worker of an executor. words: the file in which the worker says what it is at; calls: of compiler
+    and assemblers, over all workers."""
 
     def __init__(self, executor: Executor, words: Path, check: Callable[[CheckTask], Answer] = measure.check,
                  timed: Callable[[TimeTask], Answer] = measure.measure) -> None:
@@ -49,7 +50,7 @@ class GpuMeasurer:
 
     def check(self, problem: Problem, name: str, schedule: Schedule) -> Checked:
         """As Measurer."""
-        result = self.ask(self._check, CheckTask(problem, name, schedule))
+        result = self.ask(self._check, CheckTask(problem, name, schedule, str(self.words)))
         return Checked(failure=self._failure(result)) if isinstance(result, pool.Died) else result
 
     def time(self, problem: Problem, candidates: dict[str, Schedule], phase: str, rounds: int,
@@ -58,7 +59,7 @@ class GpuMeasurer:
         alive, serial = dict(candidates), False
         dead: dict[str, Failure] = {}
         while alive:
-            result = self.ask(self._time, TimeTask(problem, tuple(alive.items()), phase, rounds, seed, serial))
+            result = self.ask(self._time, TimeTask(problem, tuple(alive.items()), phase, rounds, seed, str(self.words), serial))
             if not isinstance(result, pool.Died):
                 return result, dead
             culprit = self._words()[0]
