@@ -107,14 +107,12 @@ def _other_classes(ask: _Asked, said: Said, contest: Contest, ranking: Ranking, 
     kernel = contest.kernel
     faster = [p for p in ranking.places
               if p.confirmed and p.status in ("another class", "another recipe") and verdict(p.versus) == "faster"]
-    if not faster:
-        return
-    best = faster[0]
-    founding = contest.founded is None and not other_recipe(recipe, kernel, best.schedule)
-    if founding and kernel in said.accepted:
-        found = ask({**said.accepted, kernel: best.name}, other_class=True, old=said.accepted)
-        if not found.failure and all(p.interval[1] < 1 for p in found.full_model.values()):
-            said.accepted[kernel] = best.name
-            said.agreement = found
-            return
-    said.would_differ[kernel] = f"{best.name} ({best.why}): {ask.difference(kernel, best.name)}"
+    for place in faster:
+        founding = contest.founded is None and not other_recipe(recipe, kernel, place.schedule)
+        if founding and kernel in said.accepted:
+            found = ask({**said.accepted, kernel: place.name}, other_class=True, old=said.accepted)
+            if not found.failure and all(p.interval[1] < 1 for p in found.full_model.values()):
+                said.accepted[kernel], said.agreement = place.name, found
+                return
+    if faster:
+        said.would_differ[kernel] = f"{faster[0].name} ({faster[0].why}): {ask.difference(kernel, faster[0].name)}"

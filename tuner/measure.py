@@ -22,7 +22,7 @@ from ..shapes.model import KernelShape
 from ..shapes.target import load_sku
 from .calls import count_calls
 from .gate import Checked, Failure
-from .operands import CLASS_OUTPUTS, RMS_LIMIT, Case, Operands, make_case, poisoned, read_bytes
+from .operands import CLASS_OUTPUTS, OCCUPANCIES, RMS_LIMIT, Case, Operands, make_case, poisoned, read_bytes
 from .timing import Batch, State, round_order
 
 if TYPE_CHECKING:
@@ -32,18 +32,20 @@ REPEATS = 8  # of one launch, back to back, that must give the same bytes
 SAMPLE_US = 400  # a sample's launches last at least so long: an event resolves 0.5 us
 L2_TURNS = 3  # copies of the large operands together are at least so many times the L2
 MAX_LAUNCHES = 256  # in one graph
+STATE_SECONDS = 0.02  # between looks at clocks and throttling: short rounds share one
 CRASHED = 70  # a worker's exit code after it wrote its last words
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One kernel and shape on one SKU, from one bundle."""
+    """One kernel and shape on one SKU, from one bundle. occupancies: tokens in the cache when attention and merge are timed."""
 
     kernel: str
     shape: KernelShape
     target: str
     recipe: str
     bundle: str
+    occupancies: tuple[int, ...] = OCCUPANCIES
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,13 @@ class Bench:
     wide: Case
     copies: int
     launches: int
-    graphs: dict[Schedule, "torch.cuda.CUDAGraph"] = field(default_factory=dict)
+    graphs: dict[tuple[str, Schedule], "torch.cuda.CUDAGraph"] = field(default_factory=dict)
 
-    def graph(self, schedule: Schedule) -> "torch.cuda.CUDAGraph":
-        """Launches of one candidate, on one copy after another."""
+    def graph(self, name: str, schedule: Schedule) -> "torch.cuda.CUDAGraph":
+        """Launches of one candidate, on one copy after another. Two names of one schedule have a graph each."""
         import torch
 
-        if schedule not in self.graphs:
+        if (name, schedule) not in self.graphs:
             for copy in range(min(self.copies, 2)):  # loads the module, which can't be done while capturing
                 self.case.timed(schedule, copy)
             torch.cuda.synchronize()
@@ -104,8 +106,8 @@ class Bench:
             with torch.cuda.graph(made):
                 for i in range(self.launches):
                     self.case.timed(schedule, i % self.copies)
-            self.graphs[schedule] = made
-        return self.graphs[schedule]
+            self.graphs[name, schedule] = made
+        return self.graphs[name, schedule]
 
 
 def check(task: CheckTask) -> Answer:
@@ -208,7 +210,7 @@ def measure(task: TimeTask) -> Answer:
         bench = bench_of(task.problem)
         for name, schedule in task.candidates:
             at(name)
-            bench.graph(schedule)
+            bench.graph(name, schedule)
             torch.cuda.synchronize()
         at("")
         samples, states, first = _rounds(task, bench, at)
@@ -222,12 +224,13 @@ def _rounds(task: TimeTask, bench: Bench, at: Callable[[str], None]) -> tuple[di
     from .gpu_state import read_state
 
     names = [name for name, _ in task.candidates]
-    graphs = {name: bench.graph(schedule) for name, schedule in task.candidates}
+    graphs = {name: bench.graph(name, schedule) for name, schedule in task.candidates}
     events = {name: (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for name in names}
     samples: dict[str, list[float]] = {name: [] for name in names}
-    states, first = [], time.time()
+    states: list[State] = []
+    first = read_at = time.time()
     for index in range(-1, task.rounds):  # round -1 warms up
-        bench.graph(task.candidates[0][1]).replay()  # busy while the round is queued, so that no sample holds launch latency
+        graphs[names[0]].replay()  # busy while the round is queued, so that no sample holds launch latency
         for name in round_order(names, task.seed, index):
             if task.serial:
                 at(name)
@@ -239,7 +242,11 @@ def _rounds(task: TimeTask, bench: Bench, at: Callable[[str], None]) -> tuple[di
         torch.cuda.synchronize()
         if index < 0:
             continue
-        states.append(read_state())
+        if not states or time.time() - read_at > STATE_SECONDS:
+            states.append(read_state())
+            read_at = time.time()
+        else:
+            states.append(states[-1])
         for name in names:
             samples[name].append(events[name][0].elapsed_time(events[name][1]) * 1e3 / bench.launches)
     return samples, states, first
@@ -259,9 +266,9 @@ def bench_of(problem: Problem) -> Bench:
     merging: Any = default_schedule(recipe, "merge", target.arch)
 
     def made(operands: Operands) -> Case:
-        return make_case(problem.kernel, problem.shape, recipe.numerics, operands, merging, recipe.kv_chunk)
+        return make_case(problem.kernel, problem.shape, recipe.numerics, operands, merging, recipe.kv_chunk, problem.occupancies)
 
-    size = read_bytes(problem.shape, recipe.kv_chunk)
+    size = read_bytes(problem.shape, recipe.kv_chunk, problem.occupancies)
     copies = math.ceil(L2_TURNS * target.l2_bytes / size)
     copies = 2 * math.ceil(min(copies, MAX_LAUNCHES) / 2) if copies > 1 else 1  # even: two occupancies take turns
     at_least = math.ceil(SAMPLE_US / (size / target.peak_tb_s / 1e6 + 1))

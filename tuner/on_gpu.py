@@ -25,7 +25,7 @@ from .race import CONFIRM_ROUNDS, FINALISTS, Timed, fastest_first, finalists, ra
 from .ranking import Ranking, rank
 from .record import cannot_write
 from .recording import Contest, Recording
-from .timing import Batch
+from .timing import Batch, batch_from_dict, batch_to_dict
 from .worker import GpuMeasurer, Measurer
 
 LARGE = 200  # candidates of one kernel: more are searched, fewer are raced in full
@@ -227,6 +227,7 @@ class _Run:
             batch, dead = self.measurer.time(problem, alive, phase, rounds, seed)
             contest.dead |= dead
             if batch is not None:
+                batch = batch_from_dict(batch_to_dict(batch))  # as a replay will see it
                 contest.batches.append(batch)
                 self.save()
             return batch if batch is not None and base in batch.samples_us else None

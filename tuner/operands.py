@@ -192,8 +192,10 @@ class HeadCase:
 class AttentionCase:
     """Split-KV attention. Partials alone have no reference, so `output` puts the recipe's merge after it."""
 
-    def __init__(self, shape: AttentionShape, numerics: Numerics, make: Operands, merging: MergeSchedule) -> None:
-        self.shape, self.numerics, self.merging, self.make = shape, numerics, merging, make
+    def __init__(self, shape: AttentionShape, numerics: Numerics, make: Operands, merging: MergeSchedule,
+                 occupancies: tuple[int, ...]) -> None:
+        assert max(occupancies) <= CAPACITY - ROWS
+        self.shape, self.numerics, self.merging, self.make, self.occupancies = shape, numerics, merging, make, occupancies
         slots = (CAPACITY, shape.num_kv_heads)
         self.q = make.bf16(ROWS, shape.num_heads, shape.head_dim, seed=1, low=-6, high=1)
         k = make.bf16(*slots, shape.head_dim, seed=2, low=-6, high=1)
@@ -201,7 +203,7 @@ class AttentionCase:
         if not make.wide:  # slots past the cursor may hold anything
             k[CHECKED_LENGTH + ROWS:], v[CHECKED_LENGTH + ROWS:] = float("nan"), float("nan")
         self.k, self.v = make.copied(k), [t[:, :, :shape.head_dim] for t in make.copied(v)]
-        self.lengths = [self._length(n) for n in OCCUPANCIES]
+        self.lengths = [self._length(n) for n in occupancies]
 
     def _length(self, length: int) -> "torch.Tensor":
         import torch
@@ -234,9 +236,9 @@ class AttentionCase:
         return relative_rms(output, attention_reference(self.q[:len(output)], self.k[0], self.v[0], CHECKED_LENGTH))
 
     def timed(self, schedule: AttentionSchedule, copy: int) -> None:
-        turn = copy % len(OCCUPANCIES)
+        turn = copy % len(self.occupancies)
         rows = min(CLASS_ROWS[-1], self.rows(schedule))
-        self.launch(schedule, 0, rows, OCCUPANCIES[turn], self.lengths[turn], copy)
+        self.launch(schedule, 0, rows, self.occupancies[turn], self.lengths[turn], copy)
 
     def bits(self, schedule: AttentionSchedule) -> Iterator["torch.Tensor"]:
         while True:
@@ -251,7 +253,7 @@ class MergeCase:
     """Merge of partials that cover `chunk` keys each."""
 
     def __init__(self, shape: MergeShape, numerics: Numerics, make: Operands, chunk: int,
-                 occupancies: tuple[int, ...] = OCCUPANCIES) -> None:
+                 occupancies: tuple[int, ...]) -> None:
         import torch
 
         from ..kernels.attention import ROWS as ROOM
@@ -304,17 +306,17 @@ class MergeCase:
                         yield self.launch(schedule, first, rows, where)
 
 
-def read_bytes(shape: KernelShape, chunk: int) -> float:
+def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OCCUPANCIES) -> float:
     """Bytes that one launch can't do without, as it is timed: weights, cache, partials."""
     if isinstance(shape, LinearShape):
         return float(shape.N * shape.K * (1 if shape.dtype == "e4m3" else 2))
     if isinstance(shape, HeadShape):
         return 2.0 * shape.N * shape.K
     if isinstance(shape, AttentionShape):
-        return sum(OCCUPANCIES) / len(OCCUPANCIES) * shape.num_kv_heads * shape.head_dim * 4.0
+        return sum(occupancies) / len(occupancies) * shape.num_kv_heads * shape.head_dim * 4.0
     assert isinstance(shape, MergeShape)
-    used = sum(n // chunk + 1 for n in OCCUPANCIES if n >= chunk) / len(OCCUPANCIES)
-    return used * CLASS_ROWS[-1] * shape.num_heads * (shape.head_dim + 2) * 4.0
+    used = sum(n // chunk + 1 for n in occupancies if n >= chunk) / len(occupancies)
+    return max(used, 1.0) * CLASS_ROWS[-1] * shape.num_heads * (shape.head_dim + 2) * 4.0
 
 
 def around(chunk: int) -> list[int]:
@@ -324,16 +326,17 @@ def around(chunk: int) -> list[int]:
 
 
 def make_case(kernel: str, shape: KernelShape, numerics: Numerics, make: Operands, merging: MergeSchedule,
-              chunk: int) -> Case:
-    """The case of one kernel. merging and chunk: the recipe's, for attention and merge."""
+              chunk: int, occupancies: tuple[int, ...] = OCCUPANCIES) -> Case:
+    """The case of one kernel. merging and chunk: the recipe's; occupancies: tokens in the cache in timings, for attention and
+    merge."""
     if isinstance(shape, LinearShape):
         return LinearCase(shape, numerics, make)
     if isinstance(shape, HeadShape):
         return HeadCase(shape, numerics, make, logits=kernel == "lm_head_logits")
     if isinstance(shape, AttentionShape):
-        return AttentionCase(shape, numerics, make, merging)
+        return AttentionCase(shape, numerics, make, merging, occupancies)
     assert isinstance(shape, MergeShape), f"{kernel} isn't tuned"
-    return MergeCase(shape, numerics, make, chunk)
+    return MergeCase(shape, numerics, make, chunk, occupancies)
 
 
 @contextlib.contextmanager

@@ -75,7 +75,8 @@ class Contest:
 
 @dataclass
 class Recording:
-    """One run. target: the SKU; weights: of the full model, with their fingerprint where they are in files; gate: what the full model said (`full_model.Said`)."""
+    """One run. target: the SKU; weights: of the full model, with their fingerprint where they are in files; gate: what the full
+    model said (`full_model.Said`)."""
 
     model: str
     target: str
