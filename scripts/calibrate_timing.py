@@ -45,7 +45,8 @@ def record(bundle: Path, kernels: list[str], comparisons: int, scratch: Path) ->
             schedule = contest.entrants[contest.incumbent].schedule
             problem = Problem(kernel, contest.shape, target.name, recipe.name, str(found.folder.absolute()))
             for seed in range(-(-comparisons // AT_ONCE)):
-                batch, dead = measurer.time(problem, {ONE: schedule, OTHER: schedule}, "calibrate", AT_ONCE * CONFIRM_ROUNDS, seed)
+                batch, dead = measurer.time(problem, {ONE: schedule, OTHER: schedule}, "calibrate",
+                                            AT_ONCE * CONFIRM_ROUNDS, seed)
                 if batch is None:
                     raise SystemExit(f"{kernel}: {dead}")
                 batches.setdefault(kernel, []).append(batch)
@@ -57,8 +58,8 @@ def record(bundle: Path, kernels: list[str], comparisons: int, scratch: Path) ->
 def line(kernel: str, found: Calibration) -> str:
     """What one kernel's recording says."""
     resolved = f"{100 * found.resolved:.2f}%" if found.resolved else "nothing under 20%"
-    return (f"{kernel:<14} {found.comparisons} comparisons of {found.rounds} rounds: {found.false_wins} false wins, a planted 3% found in "
-            f"{found.found}; smallest difference resolved: {resolved}")
+    return (f"{kernel:<14} {found.comparisons} comparisons of {found.rounds} rounds: {found.false_wins} false wins, a planted 3% "
+            f"found in {found.found}; smallest difference resolved: {resolved}")
 
 
 def main() -> int:

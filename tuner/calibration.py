@@ -40,8 +40,8 @@ def calibrate(batches: Sequence[Batch], one: str, other: str, rounds: int = CONF
     """The same candidate as `one` and `other` in every batch."""
     windows = [w for batch in batches for w in _windows(batch, one, other, rounds)]
     equal = [verdict(paired(w)) for w in windows]
-    resolved = next((float(round(s, 4)) for s in np.arange(STEP, MOST, STEP)
-                     if windows and _found(windows, s) >= SURE * len(windows)), None)
+    tried = [round(STEP * i, 4) for i in range(1, round(MOST / STEP))]
+    resolved = next((s for s in tried if windows and _found(windows, s) >= SURE * len(windows)), None)
     noise = float(np.median([np.std(w) for w in windows])) if windows else 0.0
     return Calibration(len(windows), rounds, sum(v != "tie" for v in equal), _found(windows, PLANTED), resolved, round(noise, 5))
 
