@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes a millisecond a block."""
     monkeypatch.setattr(operands, "ROWS", 5)
     monkeypatch.setattr(operands, "CAPACITY", 600)
-    monkeypatch.setattr(operands, "CHECKED_LENGTH", 255)
+    monkeypatch.setattr(operands, "CHECKED_LENGTH", 510)
     monkeypatch.setattr(operands, "OCCUPANCIES", (100, 300))
     monkeypatch.setattr(measure, "REPEATS", 2)
     for module in (operands, measure):
