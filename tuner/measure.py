@@ -115,19 +115,19 @@ def check(task: CheckTask) -> Answer:
     def checked() -> Checked:
         try:
             require_artefact(task.problem, task.schedule)
+            install(task.problem.bundle)
             bench = bench_of(task.problem)
             return run_checks(bench.case, bench.wide, task.schedule)
         except UserError as e:
             return Checked(failure=Failure("launch", e.found))
 
-    return at_work(task.problem.bundle, task.words, checked, task.name)
+    return at_work(task.words, checked, task.name)
 
 
-def at_work(bundle: str, words: str, work: Callable[[], Any], name: str = "") -> Answer:
+def at_work(words: str, work: Callable[[], Any], name: str = "") -> Answer:
     """What `work` returns, with the calls it made. Raises UserErrors as they are; after anything else the worker exits."""
     calls = count_calls()
     with _last_words(Path(words), name):
-        install(bundle)
         return Answer(work(), calls.as_dict(), os.getpid())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..schedules.schedule import Schedule
 from . import pool
 from .errors import GpuError
-from .measure import Answer, at_work
+from .measure import Answer, at_work, install
 from .values import hashed
 from .worker import GpuMeasurer
 
@@ -90,20 +90,24 @@ def _ordered(schedules: Mapping[str, Schedule]) -> Chosen:
 
 def tokens_task(task: ProbeTask) -> Answer:
     """{mode: tokens of each prompt}."""
-    return at_work(task.bundle, task.words, lambda: _tokens(decoder_of(task.loaded, task.old)))
+    return at_work(task.words, lambda: _tokens(decoder_of(task.bundle, task.loaded, task.old)))
 
 
 def time_task(task: ProbeTask) -> Answer:
     """{mode: [(old, new) us a token]}, old and new in turns and in alternating order."""
-    return at_work(task.bundle, task.words, lambda: _times(decoder_of(task.loaded, task.old), decoder_of(task.loaded, task.new),
-                                                task.repeats))
+    def work() -> dict[str, list[tuple[float, float]]]:
+        old, new = (decoder_of(task.bundle, task.loaded, schedules) for schedules in (task.old, task.new))
+        return _times(old, new, task.repeats)
+
+    return at_work(task.words, work)
 
 
 @lru_cache(maxsize=2)
-def decoder_of(loaded: Loaded, schedules: Chosen) -> Any:
-    """A decoder with these schedules in place. Raises LoadError."""
+def decoder_of(bundle: str, loaded: Loaded, schedules: Chosen) -> Any:
+    """A decoder with these schedules in place, its kernels from the bundle. Raises LoadError."""
     from ..decoder import Decoder
 
+    install(bundle)
     model = loaded.model if loaded.weights.startswith("random:") else None
     return Decoder.load(loaded.weights, model=model, recipe=loaded.recipe, backend="triton", capacity=CAPACITY,
                         allow_untuned=True, overrides=dict(schedules))
