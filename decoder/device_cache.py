@@ -5,12 +5,15 @@ and a chunk is a range of slots. Its addresses never change, so graphs stay vali
 the cursor may hold anything: attention masks its loads.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..kernels.attention import Partials, new_partials
 from ..shapes.model import AttentionShape, ModelShape
+from .kv_cache import Branches
 
 SLACK = 64  # slots past the capacity: rounds in flight when a request ends may write there
 
@@ -19,7 +22,7 @@ class DeviceCache:
     """Keys and values [num_layers, capacity + SLACK, num_kv_heads, head_dim] bf16.
 
     cursor: tokens in the cache, as the host knows it. partials: attention's, shared by the layers. graphs: what was captured
-    against these addresses.
+    against these addresses; rounds: what resident.py keeps with them.
 """
 
     def __init__(self, shape: ModelShape, capacity: int, chunk: int, rows: int, device: torch.device) -> None:
@@ -32,6 +35,7 @@ class DeviceCache:
         self.chunks = -(-slots // chunk)
         self.partials: Partials = new_partials(heads, self.chunks, rows, device)
         self.graphs: Any = None
+        self.rounds: Any = None
 
     def rollback(self, cursor: int) -> None:
         """Forgets every token from `cursor` on."""
@@ -52,3 +56,17 @@ class DeviceCache:
         layers, _, heads, head_dim = self.keys.shape
         keys = self.keys.new_empty(layers, branches, steps, heads, head_dim)
         return keys, torch.empty_like(keys)
+
+
+@contextmanager
+def standing_in(rows: Branches, branch: int) -> Iterator[None]:
+    """While a branch's row runs, its own tokens stand in the shared slots; afterwards the new one is the branch's, and what was
+    in the slots comes back."""
+    cache: Any = rows.cache
+    first, done = rows.lengths[branch], rows.done
+    slots = cache.buffer[:, :, first:first + done + 1]
+    kept = slots.clone()
+    slots[0, :, :done], slots[1, :, :done] = rows.keys[:, branch, :done], rows.values[:, branch, :done]
+    yield
+    rows.keys[:, branch, done], rows.values[:, branch, done] = slots[0, :, done], slots[1, :, done]
+    slots.copy_(kept)

@@ -101,7 +101,7 @@ class Decoder:
         if tokenizer:
             target.limit_vocabulary(tokenizer.size)
         helper = load_drafter(drafter, target, tokenizer, chosen, backend,
-                              torch_device(drafter_device) if drafter_device else place, room) \
+                              torch_device(drafter_device) if drafter_device else place, room, options) \
             if isinstance(drafter, str) else drafter
         return Decoder(target, tokenizer, config.eos_ids, chosen, helper, room, checkpoint.source, config.notes)
 
@@ -153,13 +153,7 @@ class Decoder:
             started = time.perf_counter()
             drafter.start(list(session.tokens), features, request.chooser)
             stats.prefill_s += time.perf_counter() - started
-        loop = autoregressive(session)
-        if request.mode == "sd":
-            assert drafter is not None
-            loop = speculative(session, drafter, request.draft_length)
-        elif request.mode == "ssd":
-            assert drafter is not None
-            loop = speculative_speculative(session, drafter, request.draft_length, request.branches)
+        loop = self._loop(request, session, drafter, features)
         started = time.perf_counter()
         for _ in loop:
             seconds = time.perf_counter() - started
@@ -167,6 +161,20 @@ class Decoder:
             stats.decode_s += seconds
             yield
             started = time.perf_counter()
+
+    def _loop(self, request: Request, session: Session, drafter: Drafter | None,
+              features: torch.Tensor | None) -> Iterator[None]:
+        """The request's rounds: on the device where it can run them, else driven from here."""
+        if request.mode == "ssd":
+            assert drafter is not None
+            return speculative_speculative(session, drafter, request.draft_length, request.branches)
+        if self.model.notes.name == "triton" and request.chooser.greedy and request.logprobs is None:
+            from .resident import resident_rounds
+
+            loop = resident_rounds(session, self.cache, drafter, features, request.draft_length, request.rules)
+            if loop is not None:
+                return loop
+        return autoregressive(session) if drafter is None else speculative(session, drafter, request.draft_length)
 
     def _output(self, request: Request) -> Output:
         return Output(request.rules, self.tokenizer)

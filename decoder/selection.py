@@ -53,7 +53,7 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
                         expected=f"one of {', '.join(recipe.defaults) or 'no target at all'}", action="use another recipe")
     chosen: dict[str, Schedule] = {}
     rows = []
-    for kernel in KERNELS:
+    for kernel in [*KERNELS, *(["fc"] if shape.architecture == "eagle3" else [])]:
         chosen[kernel] = options.overrides.get(kernel) or default_schedule(recipe, kernel, arch)
         origin = "override" if kernel in options.overrides else "recipe default, no evidence"
         rows.append({"kernel": kernel, "schedule": schedule_to_dict(chosen[kernel]), "schedule_id": schedule_id(chosen[kernel]),

@@ -5,6 +5,7 @@ the draft in one pass; row i chooses the token after them, and the draft is righ
 """
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -46,7 +47,7 @@ class Session:
             if hidden.features is not None:
                 kept.append(hidden.features)
         chosen, entries = self._choose(Hidden(hidden.final[-1:]), [])
-        self._push(chosen, entries)
+        self.push(chosen, entries)
         self.stats.prompt_tokens = self.cache.cursor
         self.stats.prefill_s = time.perf_counter() - started
         return torch.cat(kept) if kept else None
@@ -66,10 +67,11 @@ class Session:
 
     def emit(self, outcome: Outcome) -> None:
         """Hands the round's tokens out one by one until the request ends."""
-        kept = self._push(outcome.emitted, self._entries)
+        kept = self.push(outcome.emitted, self._entries)
         self.stats.count_round(outcome.drafted, outcome.accepted, kept)
 
-    def _push(self, tokens: list[int], entries: list[dict[str, object]]) -> int:
+    def push(self, tokens: list[int], entries: Sequence[dict[str, object]] = ()) -> int:
+        """Hands tokens out until the request ends; how many went out."""
         for count, token in enumerate(tokens):
             self.tokens.append(token)
             if entries:

@@ -4,6 +4,7 @@ kernels, and `Prefill`, many rows through kernels/prefill.py. Both read the same
 What one launch leaves, the next one finishes: partials of a linear are summed by the norm, or by RoPE and append, after it.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,18 +13,26 @@ import torch
 from ..kernels.activation import quantise, swiglu
 from ..kernels.attention import attention, max_rows
 from ..kernels.linear import linear
-from ..kernels.merge import merge
+from ..kernels.merge import merge, parts
 from ..kernels.norm import norm
 from ..kernels.prefill import prefill_attention, prefill_linear
 from ..kernels.rope import rope_append
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import AttentionSchedule, FixedSchedule, LinearSchedule, MergeSchedule, Schedule
-from ..shapes.model import AttentionShape, ModelShape
+from ..shapes.model import AttentionShape, MergeShape, ModelShape
 from .device_cache import DeviceCache
 from .packing import Packed, pack
 from .precision import Precision
 from .weights import Tensors, take
 from .workspace import Workspace
+
+Launched = tuple[str, Callable[[], object]]  # the kind of kernel, and its launch
+
+
+def launch_all(launches: Iterable[Launched]) -> None:
+    """In order."""
+    for _, launch in launches:
+        launch()
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Fixed:
 
 def fixed_schedules(pdl: bool) -> Fixed:
     """One schedule a kind of kernel, with or without programmatic dependent launch."""
-    return Fixed(norm=FixedSchedule(8, pdl), rope=FixedSchedule(1, pdl), row=FixedSchedule(4, pdl), one=FixedSchedule(1, pdl))
+    return Fixed(norm=FixedSchedule(16, pdl), rope=FixedSchedule(1, pdl), row=FixedSchedule(8, pdl), one=FixedSchedule(1, pdl))
 
 
 class Phase:
@@ -84,12 +93,22 @@ class Phase:
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:
-        """x [rows, K] through one linear into out [split_k, rows, N]."""
+        """x, terms [2, rows, K] e4m3 or [1, rows, K] bf16, through one linear into out [split_k, rows, N]."""
         raise NotImplementedError
 
-    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
-        """Attention of all rows, [>= rows, num_heads, head_dim] bf16."""
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
+        """Attention of all rows, into space.heads."""
         raise NotImplementedError
+
+    def narrow(self, o: torch.Tensor, rows: int, amax: torch.Tensor | None = None) -> Iterator[Launched]:
+        """o [>= rows, num_heads, head_dim] bf16 into space.heads; amax: as `merge` wrote it."""
+        heads, scale = self.space.heads, self.space.heads_scale
+        flat = o.view(-1, heads.shape[2])
+        if scale is None:
+            yield "quantise", lambda: heads[0, :rows].copy_(flat[:rows])
+        else:
+            yield "quantise", lambda: quantise(flat, heads, scale, rows=rows, amax=amax, schedule=self.fixed.row,
+                                               numerics=self.numerics)
 
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
         """x = embedding of the tokens, normed for the first layer."""
@@ -97,24 +116,25 @@ class Phase:
         norm(space.x, weight, self.shape.rms_norm_eps, rows=rows, out=space.entry, scale=space.x_scale, tokens=tokens,
              embedding=embedding, schedule=self.fixed.norm, numerics=self.numerics)
 
-    def layer(self, index: int, weights: PackedLayer, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> None:
-        """From normed rows to the partials of `down`."""
+    def layer(self, index: int, weights: PackedLayer, cache: DeviceCache, length: torch.Tensor, rows: int,
+              chunks: int) -> Iterator[Launched]:
+        """From what qkv reads to the partials of `down`, launch by launch."""
         space, fixed, numerics = self.space, self.fixed, self.numerics
-        self.linear("qkv", weights.qkv, space.entry, space.x_scale, space.qkv, rows)
-        rope_append(space.qkv, *self.rope, length, rows=rows, q=space.q, k_cache=cache.keys[index],
-                    v_cache=cache.values[index], schedule=fixed.rope, numerics=numerics)
-        o = self.attend(index, cache, length, rows, chunks).view(-1, space.heads.shape[1])
-        if space.heads_scale is not None:
-            quantise(o, space.heads, space.heads_scale, rows=rows, schedule=fixed.norm, numerics=numerics)
-            o = space.heads
-        self.linear("o", weights.o, o, space.heads_scale, space.y_o, rows)
-        norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden, scale=space.x_scale,
-             part=space.y_o, schedule=fixed.norm, numerics=numerics)
-        self.linear("gate_up", weights.gate_up, space.hidden, space.x_scale, space.gate_up, rows)
-        swiglu(space.gate_up[0], space.act, space.amax, rows=rows, schedule=fixed.row, numerics=numerics)
-        if space.act_scale is not None:
-            quantise(space.act, space.act_q, space.act_scale, rows=rows, amax=space.amax, schedule=fixed.row, numerics=numerics)
-        self.linear("down", weights.down, space.act_q, space.act_scale, space.y_down, rows)
+        yield "qkv", lambda: self.linear("qkv", weights.qkv, space.entry, space.x_scale, space.qkv, rows)
+        yield "rope", lambda: rope_append(
+            space.qkv, *self.rope, length, rows=rows, q=space.q, k_cache=cache.keys[index], v_cache=cache.values[index],
+            schedule=fixed.rope, numerics=numerics)
+        yield from self.attend(index, cache, length, rows, chunks)
+        yield "o", lambda: self.linear("o", weights.o, space.heads, space.heads_scale, space.y_o, rows)
+        yield "norm", lambda: norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden,
+                                   scale=space.x_scale, part=space.y_o, schedule=fixed.norm, numerics=numerics)
+        yield "gate_up", lambda: self.linear("gate_up", weights.gate_up, space.hidden, space.x_scale, space.gate_up, rows)
+        yield "swiglu", lambda: swiglu(space.gate_up[0], space.act, space.amax, rows=rows, schedule=fixed.row,
+                                       numerics=numerics)
+        if (act_scale := space.act_scale) is not None:
+            yield "quantise", lambda: quantise(space.act, space.act_q, act_scale, rows=rows, amax=space.amax,
+                                               schedule=fixed.row, numerics=numerics)
+        yield "down", lambda: self.linear("down", weights.down, space.act_q, space.act_scale, space.y_down, rows)
 
     def end(self, weight: torch.Tensor, rows: int, last: bool, feature: torch.Tensor | None = None,
             row: torch.Tensor | None = None) -> None:
@@ -132,6 +152,8 @@ class Decode(Phase):
                  fixed: Fixed, schedules: dict[str, Schedule]) -> None:
         super().__init__(shape, recipe, space, rope, fixed)
         self.schedules = schedules
+        pieces = parts(MergeShape(shape.num_heads, shape.head_dim), cast(MergeSchedule, schedules["merge"]))
+        self.amax = space.heads.new_empty(space.rows, pieces, dtype=torch.float32) if space.heads_scale is not None else None
 
     @property
     def max_rows(self) -> int:
@@ -143,17 +165,17 @@ class Decode(Phase):
                rows: int) -> None:
         """See Phase."""
         schedule = cast(LinearSchedule, self.schedules[kernel])
-        linear(x[:rows], weights.w, x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
+        linear(x[0, :rows], weights.w, x_lo=None if scale is None else x[1, :rows], x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
                out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows], schedule=schedule, numerics=self.numerics)
 
-    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase. chunks: covered by the launch; they must reach the last key."""
         schedule = cast(AttentionSchedule, self.schedules["attention"])
-        partials = attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
-                             out=cache.partials, schedule=schedule, numerics=self.numerics)
-        merge(partials, length, rows=rows, chunk=schedule.chunk, schedule=cast(MergeSchedule, self.schedules["merge"]),
-              numerics=self.numerics)
-        return partials.o
+        yield "attention", lambda: attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
+                                             out=cache.partials, schedule=schedule, numerics=self.numerics)
+        yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk, amax=self.amax,
+                                     schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
+        yield from self.narrow(cache.partials.o, rows, self.amax)
 
 
 class Prefill(Phase):
@@ -170,8 +192,8 @@ class Prefill(Phase):
         prefill_linear(x, weights.w, out[0], rows=rows, x_scale=scale, w_scale=weights.scale, bias=weights.bias,
                        numerics=self.numerics)
 
-    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> torch.Tensor:
+    def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase."""
-        prefill_attention(self.space.q, cache.keys[index], cache.values[index], length, self.out, rows=rows,
-                          numerics=self.numerics)
-        return self.out
+        yield "attention", lambda: prefill_attention(self.space.q, cache.keys[index], cache.values[index], length, self.out,
+                                                     rows=rows, numerics=self.numerics)
+        yield from self.narrow(self.out, rows)

@@ -5,20 +5,21 @@
 all decoders, whose result doesn't depend on how a prompt is cut.
 """
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
 
-from ..kernels.accept import LENGTH, STATE
 from ..kernels.attention import ROWS
 from ..kernels.lm_head import HeadScratch, lm_head, lm_head_logits, new_scratch
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import HeadSchedule
 from ..shapes.model import ModelShape
 from .backend import BackendNotes, Hidden
-from .device_cache import SLACK, DeviceCache
+from .device_cache import SLACK, DeviceCache, standing_in
+from .device_inputs import DeviceInputs
 from .errors import LoadError, NumericsError, RequestError
 from .graphs import Graphs
 from .kv_cache import Branches, Rows
@@ -26,25 +27,11 @@ from .loader import Checkpoint
 from .precision import Precision, precision_of
 from .rope import rope_table
 from .selection import Options, Selection, select_schedules
-from .triton_layer import Decode, Fixed, PackedLayer, Prefill, fixed_schedules, pack_layer
+from .triton_layer import Decode, Launched, PackedLayer, Prefill, fixed_schedules, launch_all, pack_layer
 from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from .workspace import new_workspace, splits
 
 PREFILL_ROWS = 2048  # rows of one pass over a prompt; the bits don't depend on it
-
-
-class DevicePasses:
-    """Inputs of a pass on the device: row_tokens [ROWS] int32 and state [STATE] int32, in one buffer that one copy fills.
-    Graphs read them there."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.inputs = torch.zeros(ROWS + STATE, dtype=torch.int32, device=device)
-        self.row_tokens, self.state = self.inputs[:ROWS], self.inputs[ROWS:]
-        self.length = self.state[LENGTH:LENGTH + 1]
-
-    def upload(self, tokens: list[int], length: int) -> None:
-        """Rows to feed and the tokens before them."""
-        self.inputs.copy_(torch.tensor([*tokens, *[0] * (ROWS - len(tokens)), length, *[0] * (STATE - 1)], dtype=torch.int32))
 
 
 class TritonModel:
@@ -69,7 +56,7 @@ class TritonModel:
         self.vocab_limit = shape.vocab_size
         self.decode = Decode(shape, recipe, new_workspace(shape, ROWS, self.precision.is_e4m3, splits(selection.schedules),
                                                           device), self.rope, self.fixed, selection.schedules)
-        self.passes = DevicePasses(device)
+        self.inputs = DeviceInputs(device)
         self.scratch = self._new_scratch()
         self.graphs_enabled = options.graphs
         self.lock = threading.RLock()
@@ -106,7 +93,7 @@ class TritonModel:
 
     def _pass(self, tokens: list[int], cache: DeviceCache, length: int, layers: tuple[int, ...]) -> Hidden:
         rows, chunks = len(tokens), cache.chunks_for(length + len(tokens))
-        self.passes.upload(tokens, length)
+        self.inputs.upload(tokens, length)
         cache.graphs.run((rows, chunks, layers), lambda: self.launch(cache, rows, chunks, layers))
         space = self.decode.space
         return Hidden(space.final[:rows].clone(), self._features(space.features, rows, layers))
@@ -115,15 +102,29 @@ class TritonModel:
         return features[:rows, :len(layers) * self.shape.hidden_size].clone() if layers else None
 
     def launch(self, cache: DeviceCache, rows: int, chunks: int, layers: tuple[int, ...] = ()) -> None:
-        """Every launch of one decode pass over passes.row_tokens at passes.length."""
-        self._launch(self.decode, self.passes.row_tokens, cache, rows, chunks, layers)
+        """Every launch of one decode pass over inputs.row_tokens at inputs.length."""
+        launch_all(self.launches(self.decode, self.inputs.row_tokens, cache, self.inputs.length, rows, chunks, layers))
 
-    def _launch(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, rows: int, chunks: int,
-                layers: tuple[int, ...]) -> None:
-        phase.begin(tokens, self.embedding, self.layers[0].input_norm, rows)
+    def launch_draft(self, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int,
+                     propose: Callable[[torch.Tensor, int], None]) -> None:
+        """As a drafter, a whole proposal of `length` tokens: the last two tokens of the sequence, then its own. inputs: the
+        target's; propose: takes each drafted token [1] and its place."""
+        tokens, rows = inputs.pair, 2
+        for step in range(length):
+            start = inputs.start(1 if step == 0 else 2 + step)
+            launch_all(self.launches(self.decode, tokens, cache, start, rows, chunks, ()))
+            tokens = self.launch_head(self.decode.space.final[rows - 1:rows])
+            propose(tokens, step)
+            rows = 1
+
+    def launches(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, length: torch.Tensor, rows: int,
+                 chunks: int, layers: tuple[int, ...]) -> Iterator[Launched]:
+        """One pass, launch by launch, up to the rows that the head reads."""
+        yield "norm", lambda: phase.begin(tokens, self.embedding, self.layers[0].input_norm, rows)
         for index, (layer, weight, last) in enumerate(self._with_next_norm()):
-            phase.layer(index, layer, cache, self.passes.length, rows, chunks)
-            phase.end(weight, rows, last, self._feature(phase.space.features, layers, index))
+            yield from phase.layer(index, layer, cache, length, rows, chunks)
+            feature = self._feature(phase.space.features, layers, index)
+            yield "norm", functools.partial(phase.end, weight, rows, last, feature)
 
     def _with_next_norm(self) -> Iterator[tuple[PackedLayer, torch.Tensor, bool]]:
         """Each layer with the norm after it."""
@@ -138,19 +139,11 @@ class TritonModel:
         return features[:, at:at + self.shape.hidden_size]
 
     def _forward_branches(self, tokens: list[int], rows: Branches) -> Hidden:
-        """One row a branch, one pass after another: a branch's own tokens stand in the shared slots while its row runs, and
-        what was there comes back afterwards."""
-        cache = cast(DeviceCache, rows.cache)
+        """One row a branch, one pass after another."""
         parts = []
         for branch, token in enumerate(tokens):
-            first, done = rows.lengths[branch], rows.done
-            slots = cache.buffer[:, :, first:first + done + 1]
-            own = torch.stack([rows.keys[:, branch], rows.values[:, branch]])
-            kept = slots.clone()
-            slots[:, :, :done] = own[:, :, :done]
-            parts.append(self._pass([token], cache, first + done, ()))
-            rows.keys[:, branch, done], rows.values[:, branch, done] = slots[0, :, done], slots[1, :, done]
-            slots.copy_(kept)
+            with standing_in(rows, branch):
+                parts.append(self._pass([token], cast(DeviceCache, rows.cache), rows.lengths[branch] + rows.done, ()))
         rows.finish()
         return join(parts)
 
@@ -160,8 +153,8 @@ class TritonModel:
             cache = cast(DeviceCache, rows.cache)
             phase = self._prefill_phase(len(tokens))
             ids = torch.tensor(tokens, dtype=torch.int32, device=self.device)
-            self.passes.upload([], rows.positions[0])
-            self._launch(phase, ids, cache, len(tokens), 0, layers)
+            self.inputs.upload([], rows.positions[0])
+            launch_all(self.launches(phase, ids, cache, self.inputs.length, len(tokens), 0, layers))
             rows.finish()
             return Hidden(phase.space.final[:len(tokens)].clone(), self._features(phase.space.features, len(tokens), layers))
 

@@ -11,10 +11,13 @@ from ..shapes.model import ModelShape
 
 @dataclass(frozen=True)
 class Workspace:
-    """Buffers of a pass of up to `rows` rows. x: the residual [rows, H]; entry [rows, inputs * H]: what qkv reads, hidden
-    [rows, H]: what gate_up reads, with x_scale [rows] where they are e4m3; qkv and y: fp32 partials [split_k, rows, N], or bf16 [1, rows, N]; q [rows, heads, head_dim];
-    heads: attention's output quantised; gate_up [1, rows, 2 I]; act, amax, act_q: see kernels/activation.py; final [rows, H]
-    bf16; features [rows, 3 H]."""
+    """Buffers of a pass of up to `rows` rows.
+
+    x: the residual [rows, H]. entry, hidden, heads, act_q: what qkv, gate_up, o and down read, [2, rows, K] terms in e4m3 with
+    x_scale, heads_scale, act_scale [rows], or [1, rows, K] bf16 (entry has `inputs` hidden sizes side by side). qkv, y_o, y_down:
+    fp32 partials [split_k, rows, N], or bf16 [1, rows, N]. q [rows, heads, head_dim]; gate_up [1, rows, 2 I]; act [rows, I] and
+    amax: see kernels/activation.py. final [rows, H] bf16; features [rows, 3 H].
+    """
 
     rows: int
     x: torch.Tensor
@@ -47,6 +50,9 @@ def new_workspace(shape: ModelShape, rows: int, e4m3: bool, split_k: dict[str, i
     def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
+    def narrowed(N: int) -> torch.Tensor:
+        return empty(2 if e4m3 else 1, rows, N, dtype=narrow)
+
     def scale() -> torch.Tensor | None:
         return empty(rows, dtype=torch.float32) if e4m3 else None
 
@@ -56,12 +62,11 @@ def new_workspace(shape: ModelShape, rows: int, e4m3: bool, split_k: dict[str, i
 
     act = empty(rows, inner)
     return Workspace(
-        rows=rows, x=empty(rows, H), entry=empty(rows, inputs * H, dtype=narrow),
-        hidden=empty(rows, H, dtype=narrow), x_scale=scale(), qkv=linear("qkv", qkv),
-        q=empty(rows, shape.num_heads, shape.head_dim), heads=empty(rows, wide, dtype=narrow), heads_scale=scale(),
+        rows=rows, x=empty(rows, H), entry=narrowed(inputs * H), hidden=narrowed(H), x_scale=scale(), qkv=linear("qkv", qkv),
+        q=empty(rows, shape.num_heads, shape.head_dim), heads=narrowed(wide), heads_scale=scale(),
         y_o=linear("o", H), gate_up=empty(1, rows, 2 * inner), act=act,
         amax=empty(rows, segments(inner), dtype=torch.float32) if e4m3 else None,
-        act_q=empty(rows, inner, dtype=narrow) if e4m3 else act, act_scale=scale(), y_down=linear("down", H),
+        act_q=narrowed(inner) if e4m3 else act[None], act_scale=scale(), y_down=linear("down", H),
         final=empty(rows, H), features=empty(rows, 3 * H))
 
 

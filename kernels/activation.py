@@ -1,7 +1,7 @@
 """SwiGLU and activation quantisation of the decode step, a segment of a row a program.
 
     act = silu(gate) * up, rounded to bf16 after silu and after the product, as Hugging Face does
-    x_q = e4m3(x / scale),  scale = amax(x) / 448 over the whole row, or 1 where it is all zero
+    two e4m3 terms of x / scale,  scale = 2^(floor(log2 amax(x)) - 7) over the whole row, as in kernels/norm.py
 
 gate_up [rows, 2 N] bf16: gates first. A row's largest magnitude needs the whole row, and a row is too long for one program to
 be quick: `swiglu` writes the largest of each SEGMENT beside act, `quantise` reads them all. A maximum has no order of its own,
@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
 from ..shapes.model import RowShape
-from .norm import no_instructions, row_scale, to_e4m3
+from .norm import no_instructions, row_scale, store_terms, terms
 from .operation import Launch, Operation, common_contract, options, require_aligned
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def swiglu_kernel(gate_up_ptr, act_ptr, amax_ptr, N: tl.constexpr, BLOCK: tl.con
     offs = segment * BLOCK + tl.arange(0, BLOCK)
     mask = offs < N
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     gate = tl.load(gate_up_ptr + row * (2 * N) + offs, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * (2 * N) + N + offs, mask=mask, other=0.0).to(tl.float32)
     silu = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(tl.bfloat16).to(tl.float32)
@@ -47,24 +47,25 @@ def swiglu_kernel(gate_up_ptr, act_ptr, amax_ptr, N: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def quantise_kernel(x_ptr, amax_ptr, out_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
+def quantise_kernel(x_ptr, amax_ptr, hi_ptr, lo_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
                     POWER: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (rows, SEGMENTS). amax_ptr [rows, SEGMENTS], or None where one segment is the row. POWER: SEGMENTS rounded up."""
+    """Grid: (rows, segments of BLOCK). amax_ptr [rows, PARTS], the largest of each part of a row, or None where one segment is
+    the row. POWER: PARTS rounded up."""
     row = tl.program_id(0)
     segment = tl.program_id(1)
     offs = segment * BLOCK + tl.arange(0, BLOCK)
     mask = offs < N
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     x = tl.load(x_ptr + row * N + offs, mask=mask, other=0.0).to(tl.float32)
     if amax_ptr is None:
         amax = tl.max(tl.abs(x), 0)
     else:
         parts = tl.arange(0, POWER)
-        amax = tl.max(tl.load(amax_ptr + row * SEGMENTS + parts, mask=parts < SEGMENTS, other=0.0), 0)
-    scale = row_scale(amax)
-    tl.store(out_ptr + row * N + offs, to_e4m3(x, scale), mask=mask)
+        amax = tl.max(tl.load(amax_ptr + row * PARTS + parts, mask=parts < PARTS, other=0.0), 0)
+    scale, inverse = row_scale(amax)
+    store_terms(hi_ptr, lo_ptr, row * N + offs, x, inverse, mask)
     if segment == 0:
         tl.store(scale_ptr + row, scale)
 
@@ -81,13 +82,12 @@ def swiglu_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics) 
     return Launch(swiglu_kernel, types, constants, options(schedule, numerics))
 
 
-def quantise_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics, whole: bool = False) -> Launch:
-    """whole: one program takes a whole row and needs no maxima from elsewhere."""
-    block = triton.next_power_of_2(shape.N) if whole else SEGMENT
-    parts = 1 if whole else segments(shape.N)
-    constants: dict[str, Any] = {"N": shape.N, "BLOCK": block, "SEGMENTS": parts, "POWER": triton.next_power_of_2(parts),
-                                 "PDL": schedule.pdl} | ({"amax_ptr": None} if whole else {})
-    types = {"x_ptr": "*bf16", "amax_ptr": "*fp32", "out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+def quantise_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics, parts: int = 0) -> Launch:
+    """parts: the maxima of a row that come with it; none where one program takes a whole row."""
+    block = SEGMENT if parts else triton.next_power_of_2(shape.N)
+    constants: dict[str, Any] = {"N": shape.N, "BLOCK": block, "PARTS": parts, "POWER": triton.next_power_of_2(max(parts, 1)),
+                                 "PDL": schedule.pdl} | ({} if parts else {"amax_ptr": None})
+    types = {"x_ptr": "*bf16", "amax_ptr": "*fp32", "hi_ptr": "*fp8e4nv", "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     return Launch(quantise_kernel, types, constants, options(schedule, numerics))
 
 
@@ -112,11 +112,13 @@ def swiglu(gate_up: "torch.Tensor", act: "torch.Tensor", amax: "torch.Tensor | N
 
 def quantise(x: "torch.Tensor", out: "torch.Tensor", scale: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
              numerics: Numerics, amax: "torch.Tensor | None" = None) -> None:
-    """x [>= rows, N] bf16 to out [>= rows, N] e4m3 and scale [>= rows] fp32; amax as `swiglu` wrote it, or None."""
+    """x [>= rows, N] bf16 to out [2, >= rows, N] e4m3 and scale [>= rows] fp32; amax [>= rows, parts],
+    as `swiglu` or `merge` wrote it, or None."""
     N = x.shape[1]
-    require_aligned(x=x, out=out, scale=scale, amax=amax)
-    launch = quantise_launch(RowShape(N), schedule, numerics, whole=amax is None)
-    launch((rows, 1 if amax is None else segments(N)), x_ptr=x, out_ptr=out, scale_ptr=scale,
+    hi, lo = terms(out)
+    require_aligned(x=x, hi=hi, lo=lo, scale=scale, amax=amax)
+    launch = quantise_launch(RowShape(N), schedule, numerics, 0 if amax is None else amax.shape[1])
+    launch((rows, 1 if amax is None else segments(N)), x_ptr=x, hi_ptr=hi, lo_ptr=lo, scale_ptr=scale,
            **({} if amax is None else {"amax_ptr": amax}))
 
 

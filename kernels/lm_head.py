@@ -87,8 +87,8 @@ def head_reduce_kernel(best_ptr, id_ptr, token_ptr, map_ptr, blocks, TILE: tl.co
     stands for, or None."""
     row = tl.program_id(0)
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     best = float("-inf")
     token = 0
     for b0 in tl.range(0, blocks, TILE):
@@ -199,7 +199,7 @@ def new_scratch(N: int, schedule: HeadSchedule, device: "torch.device") -> HeadS
     blocks = triton.cdiv(N, schedule.BLOCK_N)
     return HeadScratch(torch.empty((schedule.row_tile, blocks), dtype=torch.float32, device=device),
                        torch.empty((schedule.row_tile, blocks), dtype=torch.int32, device=device),
-                       torch.empty(schedule.row_tile, dtype=torch.int32, device=device))
+                       torch.zeros(schedule.row_tile, dtype=torch.int32, device=device))
 
 
 def lm_head(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics, limit: int | None = None,

@@ -2,11 +2,14 @@
 
     x += sum_s partial_s   (in index order, rounded to bf16 once before it is added)
     h = x / sqrt(mean(x^2) + eps) * weight
-    h_q = e4m3(h / scale),  scale = amax(h) / 448, or 1 where the row is all zero
+    u = h / scale,  scale = 2^(floor(log2 amax(h)) - 7);  hi = e4m3(u),  lo = e4m3((u - hi) * 16)
+
+An activation is quantised in two e4m3 terms, hi + lo / 16, with a power of two as its row's scale: every bf16 value down to 2^-13
+of the row's largest is exact, and below that the error is at most 2^-21 of it. Dividing rounds nothing, so no value tips over.
 
 It is where the split-K partials of the linear before it are summed. What it reads: the residual x [rows, N] bf16, and fp32
 partials [split_k, rows, N] or one bf16 y [rows, N]; or, at the first layer, rows of the embedding by token id. What it
-writes: the residual back, and h as e4m3 with a scale a row, or as bf16. `feature_ptr` [rows, stride] keeps a copy of the
+writes: the residual back, and h as two e4m3 terms with a scale a row, or as bf16. `feature_ptr` [rows, stride] keeps a copy of the
 residual, which an EAGLE-3 drafter reads. RMSNorm rounds to bf16 before the weight, as Hugging Face does.
 
 Row invariance: a row is one program with one tree of sums, whatever the other rows.
@@ -28,22 +31,18 @@ if TYPE_CHECKING:
 
 @triton.jit
 def row_scale(amax):
-    """The scale of a row whose largest magnitude is amax."""
-    return tl.where(amax > 0, tl.div_rn(amax, 448.0), 1.0)  # 448: the largest e4m3 value
+    """(scale, 1 / scale) of a row whose largest magnitude is amax: powers of two, so that dividing by it rounds nothing."""
+    exponent = tl.maximum(amax.to(tl.int32, bitcast=True) >> 23, 8)  # 8: also for rows of zeros and subnormals
+    return ((exponent - 7) << 23).to(tl.float32, bitcast=True), ((261 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def to_e4m3(h, scale):
-    """h / scale in e4m3, saturating."""
-    q = tl.div_rn(h, tl.zeros_like(h) + scale)
-    return tl.minimum(tl.maximum(q, -448.0), 448.0).to(tl.float8e4nv)
-
-
-@triton.jit
-def quantise_row(h):
-    """(e4m3, scale) of one row of fp32 values; entries past its end are zero."""
-    scale = row_scale(tl.max(tl.abs(h), 0))
-    return to_e4m3(h, scale), scale
+def store_terms(hi_ptr, lo_ptr, offset, h, inverse, mask):
+    """h / scale as two e4m3 terms: hi + lo / 16."""
+    u = h * inverse
+    hi = u.to(tl.float8e4nv)
+    tl.store(hi_ptr + offset, hi, mask=mask)
+    tl.store(lo_ptr + offset, ((u - hi.to(tl.float32)) * 16.0).to(tl.float8e4nv), mask=mask)
 
 
 @triton.jit
@@ -64,15 +63,19 @@ def rms_norm_row(x, weight_ptr, offs, mask, eps, H: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["stride_fm"])
-def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, out_ptr, scale_ptr, feature_ptr, eps,
+def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, out_ptr, lo_ptr, scale_ptr, feature_ptr, eps,
                 stride_pm, stride_ps, stride_fm, H: tl.constexpr, BLOCK: tl.constexpr, SPLIT_K: tl.constexpr,
                 PDL: tl.constexpr):
     """token_ptr [rows] and embedding_ptr [V, H] where the residual begins; part_ptr where a linear is added; row_ptr [1]:
     the row to read, for a launch of one program (its residual goes to row 0)."""
     out_row = tl.program_id(0)
     if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+        if token_ptr is not None:  # a pass begins: what follows may read lengths before it waits, so they must be written
+            gdc_wait()
+            gdc_launch_dependents()
+        else:
+            gdc_launch_dependents()
+            gdc_wait()
     row = out_row
     if row_ptr is not None:
         row = row + tl.load(row_ptr)
@@ -92,21 +95,21 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
         tl.store(feature_ptr + row * stride_fm + offs, x.to(tl.bfloat16), mask=mask)
     h = rms_norm_row(x, weight_ptr, offs, mask, eps, H)
     if scale_ptr is not None:
-        h_q, scale = quantise_row(h)
-        tl.store(out_ptr + out_row * H + offs, h_q, mask=mask)
+        scale, inverse = row_scale(tl.max(tl.abs(h), 0))
+        store_terms(out_ptr, lo_ptr, out_row * H + offs, h, inverse, mask)
         tl.store(scale_ptr + out_row, scale)
     else:
         tl.store(out_ptr + out_row * H + offs, h.to(tl.bfloat16), mask=mask)
 
 
 @triton.jit
-def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, feature_weight_ptr, x_ptr, out_ptr, scale_ptr,
+def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, feature_weight_ptr, x_ptr, out_ptr, lo_ptr, scale_ptr,
                       eps, H: tl.constexpr, BLOCK: tl.constexpr, NORMED_RESIDUAL: tl.constexpr, PDL: tl.constexpr):
     """What an EAGLE-3 drafter's qkv reads: RMSNorm(embedding) and RMSNorm(feature) side by side, [rows, 2 H]. The residual is
     the feature, or the normed feature where NORMED_RESIDUAL."""
     row = tl.program_id(0)
     if PDL:
-        gdc_wait()
+        gdc_wait()  # a pass begins: see norm_kernel
         gdc_launch_dependents()
     offs = tl.arange(0, BLOCK)
     mask = offs < H
@@ -116,15 +119,15 @@ def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, f
     left = rms_norm_row(embedded, token_weight_ptr, offs, mask, eps, H)
     right = rms_norm_row(feature, feature_weight_ptr, offs, mask, eps, H)
     tl.store(x_ptr + row * H + offs, (right if NORMED_RESIDUAL else feature).to(tl.bfloat16), mask=mask)
-    out = out_ptr + row * (2 * H) + offs
+    place = row * (2 * H) + offs
     if scale_ptr is not None:
-        scale = row_scale(tl.maximum(tl.max(tl.abs(left), 0), tl.max(tl.abs(right), 0)))
-        tl.store(out, to_e4m3(left, scale), mask=mask)
-        tl.store(out + H, to_e4m3(right, scale), mask=mask)
+        scale, inverse = row_scale(tl.maximum(tl.max(tl.abs(left), 0), tl.max(tl.abs(right), 0)))
+        store_terms(out_ptr, lo_ptr, place, left, inverse, mask)
+        store_terms(out_ptr, lo_ptr, place + H, right, inverse, mask)
         tl.store(scale_ptr + row, scale)
     else:
-        tl.store(out, left.to(tl.bfloat16), mask=mask)
-        tl.store(out + H, right.to(tl.bfloat16), mask=mask)
+        tl.store(out_ptr + place, left.to(tl.bfloat16), mask=mask)
+        tl.store(out_ptr + place + H, right.to(tl.bfloat16), mask=mask)
 
 
 def norm_contract(shape: NormShape, schedule: FixedSchedule) -> str | None:
@@ -138,10 +141,12 @@ def norm_launch(shape: NormShape, schedule: FixedSchedule, numerics: Numerics) -
     """The artefact of one place in the step: the same for every row count."""
     types = {"x_ptr": "*bf16", "part_ptr": "*bf16" if shape.split_k == 1 else "*fp32", "token_ptr": "*i32",
              "embedding_ptr": "*bf16", "row_ptr": "*i32", "weight_ptr": "*bf16",
-             "out_ptr": "*fp8e4nv" if shape.quantised else "*bf16", "scale_ptr": "*fp32", "feature_ptr": "*bf16",
+             "out_ptr": "*fp8e4nv" if shape.quantised else "*bf16", "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32",
+             "feature_ptr": "*bf16",
              "eps": "fp32", "stride_pm": "i32", "stride_ps": "i32", "stride_fm": "i32"}
     absent = {"part_ptr": not shape.split_k, "token_ptr": not shape.embeds, "embedding_ptr": not shape.embeds,
-              "row_ptr": not shape.one_row, "scale_ptr": not shape.quantised, "feature_ptr": not shape.feature}
+              "row_ptr": not shape.one_row, "lo_ptr": not shape.quantised, "scale_ptr": not shape.quantised,
+              "feature_ptr": not shape.feature}
     constants: dict[str, Any] = {name: None for name, gone in absent.items() if gone}
     constants |= {"H": shape.H, "BLOCK": triton.next_power_of_2(shape.H), "SPLIT_K": shape.split_k, "PDL": schedule.pdl}
     return Launch(norm_kernel, types, constants, options(schedule, numerics))
@@ -163,7 +168,7 @@ def norm(x: "torch.Tensor", weight: "torch.Tensor", eps: float, *, rows: int, ou
 
     Args:
         x: [>= rows, H] bf16, contiguous. weight: [H] bf16.
-        out: [>= rows, H] e4m3 with scale [>= rows] fp32, or bf16 without.
+        out: terms [2, >= rows, H] e4m3 with scale [>= rows] fp32, or [1, >= rows, H] bf16 without.
         part: [split_k, >= rows, H] fp32, or [1, >= rows, H] bf16.
         tokens: [rows] int32 with embedding [V, H] bf16, where x begins.
         row: [1] int32: the one row to read; rows is then 1.
@@ -178,11 +183,12 @@ def norm(x: "torch.Tensor", weight: "torch.Tensor", eps: float, *, rows: int, ou
                       one_row=row is not None)
     require((tokens is None) == (embedding is None), "tokens without embedding, or the reverse", "both or neither")
     require(row is None or rows == 1, f"{rows} rows beside a row to read", "1")
-    require_aligned(x=x, weight=weight, out=out, scale=scale, part=part, tokens=tokens, embedding=embedding, row=row)
-    given = {"part_ptr": part, "token_ptr": tokens, "embedding_ptr": embedding, "row_ptr": row, "scale_ptr": scale,
-             "feature_ptr": feature}
+    hi, lo = terms(out)
+    require_aligned(x=x, weight=weight, hi=hi, lo=lo, scale=scale, part=part, tokens=tokens, embedding=embedding, row=row)
+    given = {"part_ptr": part, "token_ptr": tokens, "embedding_ptr": embedding, "row_ptr": row, "lo_ptr": lo,
+             "scale_ptr": scale, "feature_ptr": feature}
     norm_launch(shape, schedule, numerics)(
-        (rows,), x_ptr=x, weight_ptr=weight, out_ptr=out, eps=eps, stride_pm=16 if part is None else part.stride(1),
+        (rows,), x_ptr=x, weight_ptr=weight, out_ptr=hi, eps=eps, stride_pm=16 if part is None else part.stride(1),
         stride_ps=16 if part is None else part.stride(0), stride_fm=16 if feature is None else feature.stride(0),
         **{name: tensor for name, tensor in given.items() if tensor is not None})
 
@@ -190,26 +196,37 @@ def norm(x: "torch.Tensor", weight: "torch.Tensor", eps: float, *, rows: int, ou
 def draft_norm(tokens: "torch.Tensor", embedding: "torch.Tensor", feature: "torch.Tensor", token_weight: "torch.Tensor",
                feature_weight: "torch.Tensor", eps: float, *, rows: int, x: "torch.Tensor", out: "torch.Tensor",
                scale: "torch.Tensor | None", normed_residual: bool, schedule: FixedSchedule, numerics: Numerics) -> None:
-    """An EAGLE-3 entry: tokens [rows] int32, feature and x [>= rows, H] bf16, out [>= rows, 2 H] e4m3 with scale, or bf16."""
+    """An EAGLE-3 entry: tokens [rows] int32, feature and x [>= rows, H] bf16, out [2, >= rows, 2 H] e4m3 with scale, or
+    [1, >= rows, 2 H] bf16."""
     H = feature.shape[1]
     types = {"token_ptr": "*i32", "embedding_ptr": "*bf16", "feature_ptr": "*bf16", "token_weight_ptr": "*bf16",
              "feature_weight_ptr": "*bf16", "x_ptr": "*bf16", "out_ptr": "*bf16" if scale is None else "*fp8e4nv",
-             "scale_ptr": "*fp32", "eps": "fp32"}
+             "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32", "eps": "fp32"}
+    hi, lo = terms(out)
     constants: dict[str, Any] = {"H": H, "BLOCK": triton.next_power_of_2(H), "NORMED_RESIDUAL": normed_residual,
-                                 "PDL": schedule.pdl} | ({"scale_ptr": None} if scale is None else {})
-    require_aligned(tokens=tokens, embedding=embedding, feature=feature, x=x, out=out, scale=scale)
+                                 "PDL": schedule.pdl} | ({"lo_ptr": None, "scale_ptr": None} if scale is None else {})
+    require_aligned(tokens=tokens, embedding=embedding, feature=feature, x=x, hi=hi, lo=lo, scale=scale)
     Launch(draft_norm_kernel, types, constants, options(schedule, numerics))(
         (rows,), token_ptr=tokens, embedding_ptr=embedding, feature_ptr=feature, token_weight_ptr=token_weight,
-        feature_weight_ptr=feature_weight, x_ptr=x, out_ptr=out, eps=eps, **({} if scale is None else {"scale_ptr": scale}))
+        feature_weight_ptr=feature_weight, x_ptr=x, out_ptr=hi, eps=eps,
+        **({} if scale is None else {"lo_ptr": lo, "scale_ptr": scale}))
+
+
+def terms(out: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor | None]":
+    """(hi, lo) of [2, rows, N], or (out, None) of [1, rows, N]."""
+    return out[0], out[1] if out.shape[0] == 2 else None
 
 
 def quantise_reference(h: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-    """(e4m3, scale [rows]) of h [rows, H]: scale = amax / 448, or 1 for a row of zeros."""
+    """(terms [2, rows, N] e4m3, scale [rows] fp32) of h [rows, N]."""
     import torch
 
     amax = h.float().abs().amax(-1)
-    scale = torch.where(amax > 0, amax / 448.0, torch.ones_like(amax))
-    return (h.float() / scale[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+    exponent = torch.frexp(amax).exponent.clamp(min=-118) - 1  # floor(log2 amax)
+    scale = torch.ldexp(torch.ones_like(amax), exponent - 7)
+    u = h.float() / scale[:, None]
+    hi = u.to(torch.float8_e4m3fn)
+    return torch.stack([hi, ((u - hi.float()) * 16).to(torch.float8_e4m3fn)]), scale
 
 
 def norm_reference(x: "torch.Tensor", weight: "torch.Tensor", eps: float) -> "torch.Tensor":

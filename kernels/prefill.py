@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..schedules.recipe import Numerics
+from .norm import terms
 from .operation import Launch, require, require_aligned, require_strides
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ ATTENTION_WARPS, ATTENTION_STAGES = 8, 2
 
 
 @triton.jit(do_not_specialize=["rows"])
-def prefill_linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
+def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
                           N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                           BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
     """Grid: (row tiles * column tiles), GROUP_M row tiles a column first."""
@@ -43,19 +44,24 @@ def prefill_linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     tile_k = tl.arange(0, BLOCK_K)
-    x_rows = x_ptr + offs_m.to(tl.int64)[:, None] * stride_xm + tile_k[None, :]
+    x_rows = offs_m.to(tl.int64)[:, None] * stride_xm + tile_k[None, :]
     w_rows = w_ptr + offs_n.to(tl.int64)[:, None] * stride_wn + tile_k[None, :]
     live = (offs_m < rows)[:, None]
     there = (offs_n < N)[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc_lo = acc
     for k0 in tl.range(0, K, BLOCK_K):
-        if K % BLOCK_K == 0:
-            x = tl.load(x_rows + k0, mask=live, other=0.0)
-            w = tl.load(w_rows + k0, mask=there, other=0.0)
-        else:
-            x = tl.load(x_rows + k0, mask=live & (tile_k[None, :] < K - k0), other=0.0)
-            w = tl.load(w_rows + k0, mask=there & (tile_k[None, :] < K - k0), other=0.0)
-        acc = tl.dot(x, w.T, acc)
+        x_mask = live
+        w_mask = there
+        if K % BLOCK_K != 0:
+            x_mask = live & (tile_k[None, :] < K - k0)
+            w_mask = there & (tile_k[None, :] < K - k0)
+        w = tl.load(w_rows + k0, mask=w_mask, other=0.0)
+        acc = tl.dot(tl.load(x_ptr + x_rows + k0, mask=x_mask, other=0.0), w.T, acc)
+        if x_lo_ptr is not None:
+            acc_lo = tl.dot(tl.load(x_lo_ptr + x_rows + k0, mask=x_mask, other=0.0), w.T, acc_lo)
+    if x_lo_ptr is not None:
+        acc = acc + acc_lo * 0.0625
     if x_scale_ptr is not None:
         x_scale = tl.load(x_scale_ptr + offs_m, mask=offs_m < rows, other=0.0)
         w_scale = tl.load(w_scale_ptr + offs_n, mask=offs_n < N, other=0.0)
@@ -110,9 +116,9 @@ def prefill_linear_launch(N: int, K: int, fp8: bool, bias: bool, numerics: Numer
     element = "*fp8e4nv" if fp8 else "*bf16"
     constants: dict[str, Any] = {"N": N, "K": K, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
                                  "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M}
-    constants |= {} if fp8 else {"x_scale_ptr": None, "w_scale_ptr": None}
+    constants |= {} if fp8 else {"x_lo_ptr": None, "x_scale_ptr": None, "w_scale_ptr": None}
     constants |= {} if bias else {"bias_ptr": None}
-    types = {"x_ptr": element, "w_ptr": element, "x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32", "bias_ptr": "*bf16",
+    types = {"x_ptr": element, "x_lo_ptr": element, "w_ptr": element, "x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32", "bias_ptr": "*bf16",
              "out_ptr": "*bf16", "rows": "i32", "stride_xm": "i32", "stride_wn": "i32", "stride_om": "i32"}
     return Launch(prefill_linear_kernel, types, constants, {
         "num_warps": LINEAR_WARPS, "num_stages": LINEAR_STAGES, "enable_fp_fusion": numerics.enable_fp_fusion})
@@ -121,20 +127,22 @@ def prefill_linear_launch(N: int, K: int, fp8: bool, bias: bool, numerics: Numer
 def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *, rows: int, numerics: Numerics,
                    x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
                    bias: "torch.Tensor | None" = None) -> None:
-    """x [>= rows, K] and w [N, K], e4m3 with scales [>= rows], [N] fp32 or bf16 without; out [>= rows, N] bf16; bias [N] bf16.
+    """x [2, >= rows, K], the terms of e4m3 activations, and w [N, K] e4m3 with scales [>= rows], [N] fp32; or x [1, >= rows, K]
+    and w in bf16 without; out [>= rows, N] bf16; bias [N] bf16.
 
     Raises:
         ContractError: tensors that don't go together.
     """
     N, K = w.shape
-    require(x.dtype == w.dtype and x.shape[1] == K and out.shape[1] == N, f"x {x.dtype} {list(x.shape)}, out {list(out.shape)}",
+    hi, lo = terms(x)
+    require(x.dtype == w.dtype and x.shape[2] == K and out.shape[1] == N, f"x {x.dtype} {list(x.shape)}, out {list(out.shape)}",
             f"{w.dtype}, K {K} and N {N}, as w has them")
-    strides = {"stride_xm": x.stride(0), "stride_wn": w.stride(0), "stride_om": out.stride(0)}
+    strides = {"stride_xm": x.stride(1), "stride_wn": w.stride(0), "stride_om": out.stride(0)}
     require_strides(**strides)
-    require_aligned(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
-    given = {"x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
+    require_aligned(x=hi, x_lo=lo, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
+    given = {"x_lo_ptr": lo, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
     prefill_linear_launch(N, K, x_scale is not None, bias is not None, numerics)(
-        (triton.cdiv(rows, BLOCK_M) * triton.cdiv(N, BLOCK_N),), x_ptr=x, w_ptr=w, out_ptr=out, rows=rows, **strides,
+        (triton.cdiv(rows, BLOCK_M) * triton.cdiv(N, BLOCK_N),), x_ptr=hi, w_ptr=w, out_ptr=out, rows=rows, **strides,
         **{name: tensor for name, tensor in given.items() if tensor is not None})
 
 

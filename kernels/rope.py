@@ -34,8 +34,8 @@ def rope_kernel(qkv_ptr, cos_ptr, sin_ptr, length_ptr, q_ptr, k_ptr, v_ptr, stri
     HALF: tl.constexpr = HEAD_DIM // 2
     offs = tl.arange(0, HALF)
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     position = (tl.load(length_ptr) + row).to(tl.int64)
     base = row * stride_pm + head * HEAD_DIM + offs
     low = sum_partials(qkv_ptr, base, stride_ps, offs < HALF, SPLIT_K)

@@ -21,12 +21,14 @@ ARCHITECTURES = tuple(HUGGING_FACE.values())
 
 @dataclass(frozen=True)
 class LinearShape:
-    """y = x @ w.T: x [rows, K], w [N, K], y [rows, N]. `dtype` is that of x and w: e4m3 (with scales) or bf16."""
+    """y = x @ w.T: x [rows, K], w [N, K], y [rows, N]. `dtype` is that of x and w: e4m3 (with scales) or bf16. `terms`: e4m3
+    numbers that stand for one value of x."""
 
     N: int
     K: int
     dtype: str = "e4m3"
     bias: bool = False
+    terms: int = 1
 
 
 @dataclass(frozen=True)
@@ -117,23 +119,27 @@ class ModelShape:
     target_hidden_size: int | None = None
     draft_vocab_size: int | None = None
 
-    def kernel_shapes(self, dtype: str = "e4m3") -> dict[str, KernelShape]:
-        """The shape that each tunable kernel of the decode step has in this model, by kernel name."""
+    def kernel_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, KernelShape]:
+        """The shape that each tunable kernel of the decode step has in this model, by kernel name. dtype and terms: as in
+        LinearShape."""
+        def linear(N: int, K: int, bias: bool = False) -> LinearShape:
+            return LinearShape(N, K, dtype, bias, terms)
+
         drafter = self.architecture == "eagle3"
         qkv_in = 2 * self.hidden_size if drafter else self.hidden_size  # EAGLE-3: embedding and feature, concatenated
         heads_out = self.num_heads * self.head_dim
         shapes: dict[str, KernelShape] = {
-            "qkv": LinearShape(heads_out + 2 * self.num_kv_heads * self.head_dim, qkv_in, dtype, self.qkv_bias),
-            "o": LinearShape(self.hidden_size, heads_out, dtype),
-            "gate_up": LinearShape(2 * self.intermediate_size, self.hidden_size, dtype),
-            "down": LinearShape(self.hidden_size, self.intermediate_size, dtype),
+            "qkv": linear(heads_out + 2 * self.num_kv_heads * self.head_dim, qkv_in, self.qkv_bias),
+            "o": linear(self.hidden_size, heads_out),
+            "gate_up": linear(2 * self.intermediate_size, self.hidden_size),
+            "down": linear(self.hidden_size, self.intermediate_size),
             "attention": AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim),
             "merge": MergeShape(self.num_heads, self.head_dim),
             "lm_head": HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size),
         }
         shapes["lm_head_logits"] = shapes["lm_head"]
         if drafter:
-            shapes["fc"] = LinearShape(self.hidden_size, 3 * (self.target_hidden_size or self.hidden_size), dtype)
+            shapes["fc"] = linear(self.hidden_size, 3 * (self.target_hidden_size or self.hidden_size))
         return shapes
 
 
