@@ -213,11 +213,11 @@ def measure(task: TimeTask) -> Answer:
             bench.graph(name, schedule)
             torch.cuda.synchronize()
         at("")
-        samples, states, first = _rounds(task, bench, at)
+        samples, states, first = rounds_of(task, bench, at)
     return Answer(Batch(task.phase, task.seed, samples, states), calls.as_dict(), os.getpid(), first)
 
 
-def _rounds(task: TimeTask, bench: Bench, at: Callable[[str], None]) -> tuple[dict[str, list[float]], list[State], float]:
+def rounds_of(task: TimeTask, bench: Bench, at: Callable[[str], None]) -> tuple[dict[str, list[float]], list[State], float]:
     """A round is queued whole, so that the GPU never waits for Python between samples."""
     import torch
 

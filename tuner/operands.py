@@ -6,7 +6,7 @@ data. `normal` operands are for errors and times, `wide` ones for numerics class
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..schedules.recipe import Numerics
@@ -102,7 +102,7 @@ class LinearCase:
         fp8 = shape.dtype == "e4m3"
         self.pool = max(ROWS, CLASS_ROWS[-1] * -(-CLASS_OUTPUTS // (sum(CLASS_ROWS) * shape.N))) if make.wide else ROWS
         draw = make.e4m3 if fp8 else make.bf16
-        self.x = draw(self.pool, shape.K, seed=1)
+        self.x = draw(shape.terms, self.pool, shape.K, seed=1)
         self.weights = make.copied(draw(shape.N, shape.K, seed=2))
         self.x_scale = make.fp32(self.pool, seed=3, low=-4, high=4).abs() + 0.1 if fp8 else None
         self.w_scale = make.fp32(shape.N, seed=4, low=-4, high=4).abs() + 0.1 if fp8 else None
@@ -118,8 +118,12 @@ class LinearCase:
         x_scale = self.x_scale[part] if self.x_scale is not None else None
         if x_scale is not None and first:
             x_scale = x_scale.clone()  # a slice that starts off 16 bytes is refused
-        return linear(self.x[part], self.weights[copy], schedule=schedule, numerics=self.numerics, x_scale=x_scale,
-                      w_scale=self.w_scale, bias=self.bias)
+        return linear(self.x[0, part], self.weights[copy], schedule=schedule, numerics=self.numerics, x_lo=self._low(part),
+                      x_scale=x_scale, w_scale=self.w_scale, bias=self.bias)
+
+    def _low(self, part: slice) -> "torch.Tensor | None":
+        """The second terms of rows of x, where it has two."""
+        return self.x[1, part] if self.shape.terms == 2 else None
 
     def output(self, schedule: LinearSchedule, first: int, rows: int) -> "torch.Tensor":
         y = self.launch(schedule, first, rows)
@@ -135,7 +139,8 @@ class LinearCase:
 
         n = len(output)
         x_scale = self.x_scale[:n] if self.x_scale is not None else None
-        return relative_rms(output, linear_reference(self.x[:n], self.weights[0], x_scale, self.w_scale, self.bias))
+        return relative_rms(output, linear_reference(self.x[0, :n], self.weights[0], x_scale, self.w_scale, self.bias,
+                                                     self._low(slice(n))))
 
     def timed(self, schedule: LinearSchedule, copy: int) -> None:
         self.launch(schedule, 0, CLASS_ROWS[-1], copy)
@@ -160,10 +165,16 @@ class HeadCase:
         return min(ROWS, schedule.row_tile)
 
     def launch(self, schedule: HeadSchedule, first: int, rows: int, logits: bool, copy: int = 0) -> "torch.Tensor":
-        from ..kernels.lm_head import lm_head, lm_head_logits
+        import torch
 
-        call = lm_head_logits if logits else lm_head
-        return call(self.x[first:first + rows], self.weights[copy], schedule=schedule, numerics=self.numerics)
+        from ..kernels.lm_head import lm_head, lm_head_logits, new_scratch
+
+        x, w = self.x[first:first + rows], self.weights[copy]
+        if logits:
+            return lm_head_logits(x, w, schedule=schedule, numerics=self.numerics)
+        scratch = new_scratch(self.shape.N, schedule, x.device)
+        scratch = replace(scratch, tokens=torch.empty_like(scratch.ids[:, 0]))  # zeros could pass for a token
+        return lm_head(x, w, schedule=schedule, numerics=self.numerics, scratch=scratch)
 
     def output(self, schedule: HeadSchedule, first: int, rows: int) -> "torch.Tensor":
         return self.launch(schedule, first, rows, self.logits)
@@ -224,11 +235,9 @@ class AttentionCase:
                          numerics=self.numerics)
 
     def output(self, schedule: AttentionSchedule, first: int, rows: int) -> "torch.Tensor":
-        from ..kernels.merge import merge
-
         where = self._length(CHECKED_LENGTH + first)
         partials = self.launch(schedule, first, rows, CHECKED_LENGTH + first, where)
-        return merge(partials, where, rows=rows, chunk=schedule.chunk, schedule=self.merging, numerics=self.numerics)
+        return merged(partials, where, rows, schedule.chunk, self.merging, self.numerics)
 
     def error(self, output: "torch.Tensor") -> float:
         from ..kernels.attention import attention_reference
@@ -272,13 +281,12 @@ class MergeCase:
         import torch
 
         from ..kernels.attention import Partials
-        from ..kernels.merge import merge
 
         acc, m, l = self.acc[copy], self.m, self.l
         if first:  # rows first.. in the places of rows 0..
             acc, m, l = (torch.roll(t, -first, 1) for t in (acc, m, l))
         o = torch.empty((rows, *acc.shape[2:]), dtype=torch.bfloat16, device=acc.device)
-        return merge(Partials(acc, m, l, o), where, rows=rows, chunk=self.chunk, schedule=schedule, numerics=self.numerics)
+        return merged(Partials(acc, m, l, o), where, rows, self.chunk, schedule, self.numerics)
 
     def output(self, schedule: MergeSchedule, first: int, rows: int) -> "torch.Tensor":
         import torch
@@ -317,6 +325,19 @@ def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OC
     assert isinstance(shape, MergeShape)
     used = sum(n // chunk + 1 for n in occupancies if n >= chunk) / len(occupancies)
     return max(used, 1.0) * CLASS_ROWS[-1] * shape.num_heads * (shape.head_dim + 2) * 4.0
+
+
+def merged(partials: "Partials", where: "torch.Tensor", rows: int, chunk: int, schedule: MergeSchedule,
+           numerics: Numerics) -> "torch.Tensor":
+    """The merge as a quantising decode step launches it, which wants the largest magnitudes beside the output."""
+    import torch
+
+    from ..kernels.attention import ROWS as ROOM
+    from ..kernels.merge import merge, parts
+
+    heads, head_dim = partials.acc.shape[2:]
+    amax = torch.empty((ROOM, parts(MergeShape(heads, head_dim), schedule)), dtype=torch.float32, device=partials.acc.device)
+    return merge(partials, where, rows=rows, chunk=chunk, schedule=schedule, numerics=numerics, amax=amax)
 
 
 def around(chunk: int) -> list[int]:

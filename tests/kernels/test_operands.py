@@ -19,7 +19,7 @@ MERGE = MergeSchedule(BLOCK_D=16, splits=1, num_warps=1)
 ATTENTION = AttentionSchedule(chunk=256, TILE=32, BLOCK_N=64, num_stages=1, num_warps=4)
 CASES = {
     "qkv": (LinearShape(48, 80, "e4m3", bias=True), LINEAR),
-    "down": (LinearShape(48, 256), replace(LINEAR, split_k=2)),
+    "down": (LinearShape(48, 256, terms=2), replace(LINEAR, split_k=2)),
     "o": (LinearShape(48, 80, "bf16"), LINEAR),
     "lm_head": (HeadShape(80, 64), HeadSchedule(32, 64, 2, 4)),
     "lm_head_logits": (HeadShape(80, 64), HeadSchedule(32, 64, 2, 4)),
