@@ -10,9 +10,9 @@ from typing import cast
 
 import torch
 
-from ..kernels.activation import quantise, swiglu
+from ..kernels.activation import quantise, segments, swiglu
 from ..kernels.attention import attention, max_rows
-from ..kernels.linear import linear
+from ..kernels.linear import interleave, linear
 from ..kernels.merge import merge, parts
 from ..kernels.norm import norm
 from ..kernels.prefill import prefill_attention, prefill_linear
@@ -54,8 +54,9 @@ class PackedLayer:
 
 def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> PackedLayer:
     """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
-    def packed(*names: str, bias: bool = False) -> Packed:
+    def packed(*names: str, bias: bool = False, turns: bool = False) -> Packed:
         w = take(tensors, [f"{prefix}{name}.weight" for name in names])
+        w = interleave(w) if turns else w
         b = take(tensors, [f"{prefix}{name}.bias" for name in names]) if bias else None
         return pack(w, precision, device, b)
 
@@ -65,7 +66,7 @@ def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bo
     return PackedLayer(input_norm=vector("input_layernorm"),
                        qkv=packed(*(f"self_attn.{name}_proj" for name in "qkv"), bias=qkv_bias),
                        o=packed("self_attn.o_proj"), post_norm=vector("post_attention_layernorm"),
-                       gate_up=packed("mlp.gate_proj", "mlp.up_proj"), down=packed("mlp.down_proj"))
+                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"))
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Fixed:
 
 def fixed_schedules(pdl: bool) -> Fixed:
     """One schedule a kind of kernel, with or without programmatic dependent launch."""
-    return Fixed(norm=FixedSchedule(16, pdl), rope=FixedSchedule(1, pdl), row=FixedSchedule(8, pdl), one=FixedSchedule(1, pdl))
+    return Fixed(norm=FixedSchedule(32, pdl), rope=FixedSchedule(1, pdl), row=FixedSchedule(8, pdl), one=FixedSchedule(1, pdl))
 
 
 class Phase:
@@ -90,10 +91,15 @@ class Phase:
                  fixed: Fixed) -> None:
         self.shape, self.recipe, self.numerics, self.space, self.rope, self.fixed = (
             shape, recipe, recipe.numerics, space, rope, fixed)
+        self.act_amax: torch.Tensor | None = None  # [rows, parts] fp32: the largest magnitudes of parts of act's rows
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:
         """x, terms [2, rows, K] e4m3 or [1, rows, K] bf16, through one linear into out [split_k, rows, N]."""
+        raise NotImplementedError
+
+    def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
+        """gate_up and SwiGLU, into space.act and act_amax."""
         raise NotImplementedError
 
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
@@ -128,11 +134,9 @@ class Phase:
         yield "o", lambda: self.linear("o", weights.o, space.heads, space.heads_scale, space.y_o, rows)
         yield "norm", lambda: norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden,
                                    scale=space.x_scale, part=space.y_o, schedule=fixed.norm, numerics=numerics)
-        yield "gate_up", lambda: self.linear("gate_up", weights.gate_up, space.hidden, space.x_scale, space.gate_up, rows)
-        yield "swiglu", lambda: swiglu(space.gate_up[0], space.act, space.amax, rows=rows, schedule=fixed.row,
-                                       numerics=numerics)
+        yield from self.gated(weights.gate_up, rows)
         if (act_scale := space.act_scale) is not None:
-            yield "quantise", lambda: quantise(space.act, space.act_q, act_scale, rows=rows, amax=space.amax,
+            yield "quantise", lambda: quantise(space.act, space.act_q, act_scale, rows=rows, amax=self.act_amax,
                                                schedule=fixed.row, numerics=numerics)
         yield "down", lambda: self.linear("down", weights.down, space.act_q, space.act_scale, space.y_down, rows)
 
@@ -153,7 +157,11 @@ class Decode(Phase):
         super().__init__(shape, recipe, space, rope, fixed)
         self.schedules = schedules
         pieces = parts(MergeShape(shape.num_heads, shape.head_dim), cast(MergeSchedule, schedules["merge"]))
-        self.amax = space.heads.new_empty(space.rows, pieces, dtype=torch.float32) if space.heads_scale is not None else None
+        self.amax: torch.Tensor | None = None
+        if space.heads_scale is not None:
+            self.amax = space.heads.new_empty(space.rows, pieces, dtype=torch.float32)
+            tiles = -(-2 * shape.intermediate_size // cast(LinearSchedule, schedules["gate_up"]).BLOCK_N)
+            self.act_amax = space.heads.new_empty(space.rows, tiles, dtype=torch.float32)
 
     @property
     def max_rows(self) -> int:
@@ -167,6 +175,14 @@ class Decode(Phase):
         schedule = cast(LinearSchedule, self.schedules[kernel])
         linear(x[0, :rows], weights.w, x_lo=None if scale is None else x[1, :rows], x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
                out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows], schedule=schedule, numerics=self.numerics)
+
+    def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
+        """See Phase; SwiGLU is gate_up's epilogue."""
+        space, scale = self.space, self.space.x_scale
+        yield "gate_up", lambda: linear(
+            space.hidden[0, :rows], weights.w, x_lo=None if scale is None else space.hidden[1, :rows],
+            x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, out=space.act[:rows], swiglu=True,
+            amax=self.act_amax, schedule=cast(LinearSchedule, self.schedules["gate_up"]), numerics=self.numerics)
 
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase. chunks: covered by the launch; they must reach the last key."""
@@ -185,12 +201,22 @@ class Prefill(Phase):
                  fixed: Fixed) -> None:
         super().__init__(shape, recipe, space, rope, fixed)
         self.out = torch.empty_like(space.q)
+        self.gate_up = space.act.new_empty(1, space.rows, 2 * shape.intermediate_size)
+        if space.act_scale is not None:
+            self.act_amax = space.act.new_empty(space.rows, segments(shape.intermediate_size), dtype=torch.float32)
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:
         """See Phase."""
         prefill_linear(x, weights.w, out[0], rows=rows, x_scale=scale, w_scale=weights.scale, bias=weights.bias,
                        numerics=self.numerics)
+
+    def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
+        """See Phase."""
+        space = self.space
+        yield "gate_up", lambda: self.linear("gate_up", weights, space.hidden, space.x_scale, self.gate_up, rows)
+        yield "swiglu", lambda: swiglu(self.gate_up[0], space.act, self.act_amax, rows=rows, schedule=self.fixed.row,
+                                       numerics=self.numerics)
 
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase."""

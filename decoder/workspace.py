@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..kernels.activation import segments
 from ..schedules.schedule import LinearSchedule, Schedule
 from ..shapes.model import ModelShape
 
@@ -15,8 +14,7 @@ class Workspace:
 
     x: the residual [rows, H]. entry, hidden, heads, act_q: what qkv, gate_up, o and down read, [2, rows, K] terms in e4m3 with
     x_scale, heads_scale, act_scale [rows], or [1, rows, K] bf16 (entry has `inputs` hidden sizes side by side). qkv, y_o, y_down:
-    fp32 partials [split_k, rows, N], or bf16 [1, rows, N]. q [rows, heads, head_dim]; gate_up [1, rows, 2 I]; act [rows, I] and
-    amax: see kernels/activation.py. final [rows, H] bf16; features [rows, 3 H].
+    fp32 partials [split_k, rows, N], or bf16 [1, rows, N]. q [rows, heads, head_dim]; act [rows, I] bf16. final [rows, H] bf16; features [rows, 3 H].
     """
 
     rows: int
@@ -29,9 +27,7 @@ class Workspace:
     heads: torch.Tensor
     heads_scale: torch.Tensor | None
     y_o: torch.Tensor
-    gate_up: torch.Tensor
     act: torch.Tensor
-    amax: torch.Tensor | None
     act_q: torch.Tensor
     act_scale: torch.Tensor | None
     y_down: torch.Tensor
@@ -64,8 +60,7 @@ def new_workspace(shape: ModelShape, rows: int, e4m3: bool, split_k: dict[str, i
     return Workspace(
         rows=rows, x=empty(rows, H), entry=narrowed(inputs * H), hidden=narrowed(H), x_scale=scale(), qkv=linear("qkv", qkv),
         q=empty(rows, shape.num_heads, shape.head_dim), heads=narrowed(wide), heads_scale=scale(),
-        y_o=linear("o", H), gate_up=empty(1, rows, 2 * inner), act=act,
-        amax=empty(rows, segments(inner), dtype=torch.float32) if e4m3 else None,
+        y_o=linear("o", H), act=act,
         act_q=narrowed(inner) if e4m3 else act[None], act_scale=scale(), y_down=linear("down", H),
         final=empty(rows, H), features=empty(rows, 3 * H))
 

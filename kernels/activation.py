@@ -3,7 +3,8 @@
     act = silu(gate) * up, rounded to bf16 after silu and after the product, as Hugging Face does
     two e4m3 terms of x / scale,  scale = 2^(floor(log2 amax(x)) - 7) over the whole row, as in kernels/norm.py
 
-gate_up [rows, 2 N] bf16: gates first. A row's largest magnitude needs the whole row, and a row is too long for one program to
+gate_up [rows, 2 N] bf16, gates and ups in turns of 8, as `interleave` leaves the weights. The decode step's gate_up has this
+as its epilogue; `swiglu` is for prompts. A row's largest magnitude needs the whole row, and a row is too long for one program to
 be quick: `swiglu` writes the largest of each SEGMENT beside act, `quantise` reads them all. A maximum has no order of its own,
 so neither the segments nor their programs' order reach the bits.
 """
@@ -17,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
 from ..shapes.model import RowShape
+from .linear import swiglu_act
 from .norm import no_instructions, row_scale, store_terms, terms
 from .operation import Launch, Operation, common_contract, options, require_aligned
 
@@ -37,13 +39,13 @@ def swiglu_kernel(gate_up_ptr, act_ptr, amax_ptr, N: tl.constexpr, BLOCK: tl.con
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    gate = tl.load(gate_up_ptr + row * (2 * N) + offs, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_ptr + row * (2 * N) + N + offs, mask=mask, other=0.0).to(tl.float32)
-    silu = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(tl.bfloat16).to(tl.float32)
-    act = (silu * up).to(tl.bfloat16)
-    tl.store(act_ptr + row * N + offs, act, mask=mask)
+    place = gate_up_ptr + row * (2 * N) + (offs // 8 * 16 + offs % 8)
+    gate = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(place + 8, mask=mask, other=0.0).to(tl.float32)
+    act = swiglu_act(gate, up)
+    tl.store(act_ptr + row * N + offs, act.to(tl.bfloat16), mask=mask)
     if amax_ptr is not None:
-        tl.store(amax_ptr + row * SEGMENTS + segment, tl.max(tl.abs(act.to(tl.float32)), 0))
+        tl.store(amax_ptr + row * SEGMENTS + segment, tl.max(tl.abs(act), 0))
 
 
 @triton.jit
@@ -123,6 +125,7 @@ def quantise(x: "torch.Tensor", out: "torch.Tensor", scale: "torch.Tensor", *, r
 
 
 def swiglu_reference(gate_up: "torch.Tensor") -> "torch.Tensor":
-    """silu(gate) * up in fp64: [rows, N]."""
-    gate, up = gate_up.double().chunk(2, -1)
+    """silu(gate) * up in fp64: [rows, N], of gate_up [rows, 2 N] in turns of 8."""
+    gate, up = gate_up.double().unflatten(-1, (-1, 2, 8)).unbind(-2)
+    gate, up = gate.flatten(-2), up.flatten(-2)
     return gate / (1 + (-gate).exp()) * up

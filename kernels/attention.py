@@ -49,6 +49,21 @@ if TYPE_CHECKING:
 ROWS = 16  # rows that the layout of the partials has room for: the row tile of the recipes
 
 
+@triton.jit
+def attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale):
+    """One step of keys, k [HEAD_DIM, BLOCK_N] and v [BLOCK_N, HEAD_DIM], into the running softmax of every row."""
+    s = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e): exp2 is the hardware's exponential
+    s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
+    m_new = tl.maximum(m, tl.max(s, 1))
+    m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+    alpha = tl.exp2(m - m_safe)
+    p = tl.exp2(s - m_safe[:, None])
+    sees = n0 <= last
+    l = tl.where(sees, l * alpha + tl.sum(p, 1), l)
+    acc = tl.where(sees[:, None], tl.dot(p.to(v.dtype), v, acc * alpha[:, None]), acc)
+    return m_new, l, acc
+
+
 @triton.jit(do_not_specialize=["rows"])
 def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_ptr, scale, rows, stride_qm, stride_qh,
                      stride_kt, stride_kh, stride_vt, stride_vh, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
@@ -58,7 +73,8 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
     if PDL:
-        gdc_wait()
+        gdc_launch_dependents()
+    # The length and the keys before it are of earlier passes: they may be read before the kernel in front is done.
     length = tl.load(length_ptr)
     start = chunk * CHUNK
     end = tl.minimum(start + CHUNK, length + rows)
@@ -68,34 +84,36 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
     live = (row < rows) & (start < length + rows)
     offs_d = tl.arange(0, HEAD_DIM)
     tile_n = tl.arange(0, BLOCK_N)
-    q = tl.load(q_ptr + row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :],
-                mask=live[:, None], other=0.0)
     last = length + row
-    k_base = k_ptr + kv_head * stride_kh
-    v_base = v_ptr + kv_head * stride_vh
+    # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
+    k_base = k_ptr + kv_head * stride_kh + (tile_n[None, :] * stride_kt + offs_d[:, None])
+    v_base = v_ptr + kv_head * stride_vh + (tile_n[:, None] * stride_vt + offs_d[None, :])
     m = tl.full((TILE,), float("-inf"), tl.float32)
     l = tl.zeros((TILE,), tl.float32)
     acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
-    for n0 in tl.range(start, end, BLOCK_N):
-        # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
-        offs_n = n0 + tile_n
-        there = offs_n < length + rows
-        k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt + (tile_n[None, :] * stride_kt + offs_d[:, None]),
-                    mask=there[None, :], other=0.0)
-        s = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e): exp2 is the hardware's exponential
-        s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.exp2(m - m_safe)
-        p = tl.exp2(s - m_safe[:, None])
-        sees = n0 <= last
-        l = tl.where(sees, l * alpha + tl.sum(p, 1), l)
-        v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt + (tile_n[:, None] * stride_vt + offs_d[None, :]),
-                    mask=there[:, None], other=0.0)
-        acc = tl.where(sees[:, None], tl.dot(p.to(v.dtype), v, acc * alpha[:, None]), acc)
-        m = m_new
-    if PDL:
-        gdc_launch_dependents()
+    offs_q = row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :]
+    if PDL and CHUNK == BLOCK_N:
+        offs_n = start + tile_n
+        old = offs_n < length
+        k_old = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=old[None, :], other=0.0)
+        v_old = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=old[:, None], other=0.0)
+        gdc_wait()
+        q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
+        new = (offs_n >= length) & (offs_n < length + rows)
+        k = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=new[None, :], other=0.0)
+        v = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=new[:, None], other=0.0)
+        m, l, acc = attention_step(q, tl.where(old[None, :], k_old, k), tl.where(old[:, None], v_old, v), offs_n, start, last,
+                                    m, l, acc, scale)
+    else:
+        if PDL:
+            gdc_wait()
+        q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
+        for n0 in tl.range(start, end, BLOCK_N):
+            offs_n = n0 + tile_n
+            there = offs_n < length + rows
+            k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
+            v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
+            m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
     whole = last < CHUNK
     out = (chunk * ROWS + row) * (NUM_KV_HEADS * GROUP) + head
     if chunk == 0:

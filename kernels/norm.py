@@ -55,11 +55,17 @@ def sum_partials(part_ptr, offset, stride_ps, mask, SPLIT_K: tl.constexpr):
 
 
 @triton.jit
-def rms_norm_row(x, weight_ptr, offs, mask, eps, H: tl.constexpr):
-    """RMSNorm of one row of fp32 values; rounded to bf16 before the weight and after it, in fp32."""
-    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(x * x, 0), H * 1.0) + eps))
-    weight = tl.load(weight_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    return ((x * scale).to(tl.bfloat16).to(tl.float32) * weight).to(tl.bfloat16).to(tl.float32)
+def _sum_and_max(sum_a, max_a, sum_b, max_b):
+    return sum_a + sum_b, tl.maximum(max_a, max_b)
+
+
+@triton.jit
+def rms_norm_row(x, weight, eps, H: tl.constexpr):
+    """(RMSNorm of one row of fp32 values, rounded to bf16 before the weight and after it, in fp32; its largest magnitude but for
+    those roundings). One reduction gives both."""
+    total, top = tl.reduce((x * x, tl.abs(x * weight)), 0, _sum_and_max)
+    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, H * 1.0) + eps))
+    return ((x * scale).to(tl.bfloat16).to(tl.float32) * weight).to(tl.bfloat16).to(tl.float32), top * scale
 
 
 @triton.jit(do_not_specialize=["stride_fm"])
@@ -69,6 +75,9 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
     """token_ptr [rows] and embedding_ptr [V, H] where the residual begins; part_ptr where a linear is added; row_ptr [1]:
     the row to read, for a launch of one program (its residual goes to row 0)."""
     out_row = tl.program_id(0)
+    offs = tl.arange(0, BLOCK)
+    mask = offs < H
+    weight = tl.load(weight_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     if PDL:
         if token_ptr is not None:  # a pass begins: what follows may read lengths before it waits, so they must be written
             gdc_wait()
@@ -79,8 +88,6 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
     row = out_row
     if row_ptr is not None:
         row = row + tl.load(row_ptr)
-    offs = tl.arange(0, BLOCK)
-    mask = offs < H
     if token_ptr is not None:
         token = tl.maximum(tl.load(token_ptr + row), 0).to(tl.int64)  # -1 stands for no token
         x = tl.load(embedding_ptr + token * H + offs, mask=mask, other=0.0).to(tl.float32)
@@ -93,9 +100,9 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
         tl.store(x_ptr + out_row * H + offs, x.to(tl.bfloat16), mask=mask)
     if feature_ptr is not None:
         tl.store(feature_ptr + row * stride_fm + offs, x.to(tl.bfloat16), mask=mask)
-    h = rms_norm_row(x, weight_ptr, offs, mask, eps, H)
+    h, top = rms_norm_row(x, weight, eps, H)
     if scale_ptr is not None:
-        scale, inverse = row_scale(tl.max(tl.abs(h), 0))
+        scale, inverse = row_scale(top)
         store_terms(out_ptr, lo_ptr, out_row * H + offs, h, inverse, mask)
         tl.store(scale_ptr + out_row, scale)
     else:
@@ -116,12 +123,14 @@ def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, f
     token = tl.maximum(tl.load(token_ptr + row), 0).to(tl.int64)  # -1 stands for no token
     embedded = tl.load(embedding_ptr + token * H + offs, mask=mask, other=0.0).to(tl.float32)
     feature = tl.load(feature_ptr + row * H + offs, mask=mask, other=0.0).to(tl.float32)
-    left = rms_norm_row(embedded, token_weight_ptr, offs, mask, eps, H)
-    right = rms_norm_row(feature, feature_weight_ptr, offs, mask, eps, H)
+    token_weight = tl.load(token_weight_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    feature_weight = tl.load(feature_weight_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    left, left_top = rms_norm_row(embedded, token_weight, eps, H)
+    right, right_top = rms_norm_row(feature, feature_weight, eps, H)
     tl.store(x_ptr + row * H + offs, (right if NORMED_RESIDUAL else feature).to(tl.bfloat16), mask=mask)
     place = row * (2 * H) + offs
     if scale_ptr is not None:
-        scale, inverse = row_scale(tl.maximum(tl.max(tl.abs(left), 0), tl.max(tl.abs(right), 0)))
+        scale, inverse = row_scale(tl.maximum(left_top, right_top))
         store_terms(out_ptr, lo_ptr, place, left, inverse, mask)
         store_terms(out_ptr, lo_ptr, place + H, right, inverse, mask)
         tl.store(scale_ptr + row, scale)

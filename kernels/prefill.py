@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..schedules.recipe import Numerics
+from .attention import attention_step
 from .norm import terms
 from .operation import Launch, require, require_aligned, require_strides
 
@@ -97,17 +98,9 @@ def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows
         there = offs_n < length + rows
         k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt + (tile_n[None, :] * stride_kt + offs_d[:, None]),
                     mask=there[None, :], other=0.0)
-        s = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e): exp2 is the hardware's exponential
-        s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))  # finite from the first step on: every row sees key 0
-        alpha = tl.exp2(m - m_new)
-        p = tl.exp2(s - m_new[:, None])
-        sees = n0 <= last
-        l = tl.where(sees, l * alpha + tl.sum(p, 1), l)
         v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt + (tile_n[:, None] * stride_vt + offs_d[None, :]),
                     mask=there[:, None], other=0.0)
-        acc = tl.where(sees[:, None], tl.dot(p.to(v.dtype), v, acc * alpha[:, None]), acc)
-        m = m_new
+        m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
     tl.store(o_ptr + place, (acc / l[:, None]).to(tl.bfloat16), mask=live[:, None])
 
 

@@ -22,7 +22,8 @@ class LinearSchedule:
     each writing an fp32 partial. orientation: `weights_as_m` swaps the operands, so that a small row tile reaches the FP8
     tensor-core instruction. row_tile: rows a launch is padded to. blocks_per_sm: 0 launches a block per tile, otherwise
     that many persistent blocks an SM. load: how weights arrive. pdl: programmatic dependent launch. peel: steps of
-    BLOCK_K whose weights a block loads before it waits for the kernel in front. maxnreg: register cap.
+    BLOCK_K whose weights a block loads before it waits for the kernel in front. early: with pdl, the next kernel may start when
+    this one does, not after its main loop. maxnreg: register cap.
     """
 
     BLOCK_N: int
@@ -36,6 +37,7 @@ class LinearSchedule:
     load: str = "pointer"
     peel: int = 0
     pdl: bool = False
+    early: bool = False
     maxnreg: int | None = None
 
 

@@ -22,13 +22,14 @@ ARCHITECTURES = tuple(HUGGING_FACE.values())
 @dataclass(frozen=True)
 class LinearShape:
     """y = x @ w.T: x [rows, K], w [N, K], y [rows, N]. `dtype` is that of x and w: e4m3 (with scales) or bf16. `terms`: e4m3
-    numbers that stand for one value of x."""
+    numbers that stand for one value of x. `swiglu`: rows of w are gates and ups, and y is silu(gate) * up, [rows, N / 2]."""
 
     N: int
     K: int
     dtype: str = "e4m3"
     bias: bool = False
     terms: int = 1
+    swiglu: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,8 @@ class ModelShape:
     def kernel_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, KernelShape]:
         """The shape that each tunable kernel of the decode step has in this model, by kernel name. dtype and terms: as in
         LinearShape."""
-        def linear(N: int, K: int, bias: bool = False) -> LinearShape:
-            return LinearShape(N, K, dtype, bias, terms)
+        def linear(N: int, K: int, bias: bool = False, swiglu: bool = False) -> LinearShape:
+            return LinearShape(N, K, dtype, bias, terms, swiglu)
 
         drafter = self.architecture == "eagle3"
         qkv_in = 2 * self.hidden_size if drafter else self.hidden_size  # EAGLE-3: embedding and feature, concatenated
@@ -131,7 +132,7 @@ class ModelShape:
         shapes: dict[str, KernelShape] = {
             "qkv": linear(heads_out + 2 * self.num_kv_heads * self.head_dim, qkv_in, self.qkv_bias),
             "o": linear(self.hidden_size, heads_out),
-            "gate_up": linear(2 * self.intermediate_size, self.hidden_size),
+            "gate_up": linear(2 * self.intermediate_size, self.hidden_size, swiglu=True),
             "down": linear(self.hidden_size, self.intermediate_size),
             "attention": AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim),
             "merge": MergeShape(self.num_heads, self.head_dim),
