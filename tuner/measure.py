@@ -22,7 +22,7 @@ from ..shapes.model import KernelShape
 from ..shapes.target import load_sku
 from .calls import count_calls
 from .gate import Checked, Failure
-from .operands import CLASS_OUTPUTS, OCCUPANCIES, RMS_LIMIT, Case, Operands, make_case, poisoned, read_bytes
+from .operands import CLASS_OUTPUTS, OCCUPANCIES, Case, Operands, make_case, poisoned, read_bytes
 from .timing import Batch, State, round_order
 
 if TYPE_CHECKING:
@@ -146,9 +146,9 @@ def run_checks(case: Case, wide: Case, schedule: Schedule) -> Checked:
     with poisoned():
         whole = case.output(schedule, 0, rows)
     error = case.error(whole)
-    checks = {"reference": (1, int(error <= RMS_LIMIT))}
-    if not error <= RMS_LIMIT:
-        wrong = f"relative RMS error {error:.2e} against fp64, at most {RMS_LIMIT:.0e}"
+    checks = {"reference": (1, int(error <= case.limit))}
+    if not error <= case.limit:
+        wrong = f"relative RMS error {error:.2e} against fp64, at most {case.limit:.0e}"
         return Checked(checks, error, failure=Failure("reference", unwritten(whole) or wrong))
     with poisoned():
         differ = [what for what, found, right in _row_pairs(case, schedule, whole) if not same(found, right)]
