@@ -113,20 +113,31 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         acc = tl.zeros((BLOCK_N, TERMS * ROW_TILE), tl.float32)
     else:
         acc = tl.zeros((TERMS * ROW_TILE, BLOCK_N), tl.float32)
+    if WEIGHTS_AS_M:
+        n_axis = offs_n[:, None]
+        m_axis = offs_m[None, :]
+    else:
+        n_axis = offs_n[None, :]
+        m_axis = offs_m[:, None]
     if PDL and EARLY:
         gdc_launch_dependents()
+    # What depends on no kernel in front is on its way while this one waits for it: scales of weights, bias, the first PEEL steps.
+    if w_scale_ptr is not None:
+        w_scale = tl.load(w_scale_ptr + n_axis, mask=n_axis < N, other=0.0)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + n_axis, mask=n_axis < N, other=0.0).to(tl.float32)
     if PEEL > 0:
-        # Weights depend on no kernel in front: the first PEEL steps' are on their way while this one waits for it.
         w_peel = _load_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, BLOCK_K, PEEL * BLOCK_K, False)
-        if PDL:
-            gdc_wait()
+    if PDL:
+        gdc_wait()
+    if x_scale_ptr is not None:
+        x_scale = tl.load(x_scale_ptr + m_axis, mask=m_axis < rows, other=0.0)
+    if PEEL > 0:
         x_peel = _load_rows(x_ptr, first * BLOCK_K, rows, stride_xm, stride_xt, K, BLOCK_K, PEEL * BLOCK_K, ROW_TILE, TERMS)
         if WEIGHTS_AS_M:
             acc = tl.dot(w_peel, x_peel, acc)
         else:
             acc = tl.dot(x_peel.T, w_peel.T, acc)
-    elif PDL:
-        gdc_wait()
     for step in tl.range(PEEL, count):
         k0 = (first + step) * BLOCK_K
         w = _load_weights(w_ptr, stride_wn, n0, k0, N, K, BLOCK_N, BLOCK_K, BLOCK_K, TMA)
@@ -144,19 +155,10 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         else:
             acc, low = acc.reshape(2, ROW_TILE, BLOCK_N).permute(1, 2, 0).split()
         acc = acc + low * 0.0625  # 1 / LO_FACTOR
-    if WEIGHTS_AS_M:
-        n_axis = offs_n[:, None]
-        m_axis = offs_m[None, :]
-    else:
-        n_axis = offs_n[None, :]
-        m_axis = offs_m[:, None]
     there = (m_axis < rows) & (n_axis < N)
     if x_scale_ptr is not None:
-        x_scale = tl.load(x_scale_ptr + m_axis, mask=m_axis < rows, other=0.0)
-        w_scale = tl.load(w_scale_ptr + n_axis, mask=n_axis < N, other=0.0)
         acc = acc * x_scale * w_scale
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + n_axis, mask=n_axis < N, other=0.0).to(tl.float32)
         if SPLIT_K == 1:
             acc = acc + bias
         else:
