@@ -11,7 +11,7 @@ from .gpu_report import closing_lines, describe_times
 from .html import TEMPLATES, policy_hash, source
 from .report import describe_schedule
 
-WIDTH, HEIGHT, MARGIN = 320, 18, 4  # of a drawing, in its own units
+WIDTH, HEIGHT, MARGIN = 170, 18, 3  # of a drawing, in its own units
 
 
 @dataclass(frozen=True)
