@@ -90,7 +90,7 @@ def _place(contest: Contest, recipe: Recipe, name: str, base: str, winner: str, 
     times = distribution(batches, name)
     versus = paired(ratios(batches, name, base), max(1, comparisons) if fresh else 1) if name != base else None
     said = verdict(versus)
-    other = other_recipe(recipe, contest.kernel, contest.entrants[name].schedule)
+    other = other_recipe(recipe, contest.entrants[name].schedule)
     if name == winner:
         status, why = ("incumbent", "nothing was faster beyond noise") if name == base else ("winner", "")
     elif name == base:
