@@ -90,6 +90,7 @@ class FixedSchedule:
 
 Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
 
+KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule)
 CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma")}
 MAY_BE_ZERO = ("blocks_per_sm",)
 
@@ -126,6 +127,16 @@ def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: st
         if name not in table:
             raise ScheduleError(f"{where}: knob {name} is missing", expected=f"each of {', '.join(needed)}")
     return kind(**table)
+
+
+def schedule_of(table: Mapping[str, Any], where: str) -> Schedule:
+    """A schedule from all its knobs, which say of what kind it is. Raises ScheduleError where no kind has just these."""
+    for kind in KINDS:
+        if set(table) == set(knobs(kind)):
+            return schedule_from_dict(kind, table, where)
+    nearest_kind = max(KINDS, key=lambda kind: len(set(knobs(kind)) & set(table)))
+    raise ScheduleError(f"{where}: schedule: knobs {', '.join(sorted(map(str, table)))}",
+                        expected=f"exactly the knobs of one kind, such as {', '.join(sorted(knobs(nearest_kind)))}")
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:

@@ -60,20 +60,20 @@ def render_report(report: Report) -> str:
                                      lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["count"] = lambda n: f"{n:,}" if isinstance(n, int) else "–"
     variants, targets = report["variants"], report["targets"]
-    script, style = _source("report.js"), _source("report.css")
+    script, style = source("report.js"), source("report.css")
     return environment.get_template("report.html").render(
         report=report, kernels=list(dict.fromkeys(v["kernel"] for v in variants)),
         accepted=_accepted(variants, targets), rejected=_rejected(variants, targets),
         toolchain=_toolchain(report["toolchain"], targets), data=Markup(_embeddable(_payload(variants))),
-        script=Markup(script), style=Markup(style), script_hash=_policy_hash(script), style_hash=_policy_hash(style))
+        script=Markup(script), style=Markup(style), script_hash=policy_hash(script), style_hash=policy_hash(style))
 
 
-def _source(name: str) -> str:
+def source(name: str) -> str:
     """A file that goes into the page as it is, not as a Jinja include: `{#` and `{{` are ordinary in CSS and JS."""
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _policy_hash(text: str) -> str:
+def policy_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
