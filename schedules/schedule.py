@@ -102,7 +102,7 @@ def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
         return f"unknown knob {name!r}{nearest(name, knobs(kind))}; expected one of {', '.join(knobs(kind))}"
     if name in CHOICES:
         return None if value in CHOICES[name] else f"{name} is {value!r}; expected one of {', '.join(CHOICES[name])}"
-    hint = _types(kind)[name]
+    hint = _types(kind)[name]  # type: ignore[arg-type]  # mypy holds a dataclass's type for unhashable
     if value is None and type(None) in get_args(hint):
         return None
     want = bool if hint is bool else int

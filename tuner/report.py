@@ -35,29 +35,41 @@ def read_report(path: Path) -> Report:
     """
     path = path / "report.json" if path.is_dir() else path
     try:
-        table = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         raise ReportError(f"no report at {path}", expected="report.json, as tune-kernels --offline writes it",
                           action="run tune-kernels --offline, or name its folder with --out") from None
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}", expected="a readable report.json") from None
+    try:
+        table = json.loads(data)
     except (ValueError, RecursionError) as e:
         raise ReportError(f"{path}: not valid JSON: {e}", expected="a whole report.json",
                           action="run tune-kernels --offline again: finished work is kept") from None
+    return check_report(table, str(path))
+
+
+def check_report(table: Any, path: str) -> Report:
+    """A report from the JSON value of its file, wherever that came from. path: what errors name.
+
+    Raises:
+        ReportError: another or a newer schema; fields missing or of the wrong kind.
+    """
     schema = table.get("schema") if isinstance(table, dict) else None
     if schema != SCHEMA:
         newer = isinstance(schema, str) and schema.startswith(FAMILY)
         raise ReportError(f"{path}: schema {schema!r}", expected=repr(SCHEMA),
                           action="update tune-kernels: this report is another version's" if newer else
                                  "name the folder or report.json of tune-kernels --offline")
-    _check(table, FIELDS, str(path))
+    _check(table, FIELDS, path)
     for i, variant in enumerate(table["variants"]):
         if not isinstance(variant, dict):
             raise ReportError(f"{path}: variant {i} is a {type(variant).__name__}", expected="an object")
         _check(variant, VARIANT_FIELDS, f"{path}: variant {i}")
         for reason in variant["reasons"]:
             _check(reason if isinstance(reason, dict) else {}, REASON_FIELDS, f"{path}: variant {i}: reason")
-    return table
+    found: Report = table
+    return found
 
 
 def _check(table: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> None:

@@ -1,0 +1,135 @@
+"""A difference on a terminal: the summary, the rows that differ, the lines of code that changed, what `--check` refuses."""
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..schedules.store import PromotedFile
+from . import diff_words as words
+from .diff import PROMOTED, Change, Collection, Diff, RowDiff, compare, promoted_entries
+from .diff_check import checked
+from .diff_evidence import OTHER_CLASS, PRESENT
+from .diff_summary import lines, summarise
+from .diff_time import FASTER, SLOWER
+
+MOST_ROWS = 40  # more scroll past unread; the other formats have them all
+MOST_CODE = 3  # rows whose changed lines of code are shown
+MOST_LINES = 4  # of code, a side
+TIME_WIDTH = len("123.4 [123.4, 123.4] µs →")
+PIPE_WIDTH = 140  # where there is no terminal: the same bytes everywhere
+STYLES = {"changed": "yellow", "added": "green", "removed": "red", FASTER: "green", SLOWER: "red"}
+
+
+def show_promotion(old: Sequence[PromotedFile], new: Sequence[PromotedFile], console: Console) -> Diff:
+    """Show what a promotion changes in a store, before it is written or after; returns the checked difference.
+
+    old, new: the store's files before and after, those of the models and SKUs that were promoted.
+    """
+    before, after = (Collection(name, PROMOTED, promoted_entries(files)) for name, files in (("before", old), ("after", new)))
+    diff = checked(compare(before, after))
+    print_diff(diff, console)
+    return diff
+
+
+def render_text(diff: Diff) -> str:
+    """As `print_diff`, without colours, at a fixed width."""
+    file = io.StringIO()
+    print_diff(diff, Console(file=file, width=PIPE_WIDTH, color_system=None, force_terminal=False, legacy_windows=False))
+    return "\n".join(line.rstrip() for line in file.getvalue().split("\n"))
+
+
+def print_diff(diff: Diff, console: Console) -> None:
+    console.print(Text(f"{diff.old} → {diff.new}", style="bold"))
+    summary = Table.grid(padding=(0, 2))
+    for label, said in lines(diff, summarise(diff)):
+        summary.add_row(Text(label, style="dim"), Text(said))
+    console.print(summary)
+    shown = [row for row in diff.rows if row.status != "unchanged" or row.findings]
+    if shown:
+        console.print(_table(shown[:MOST_ROWS], diff.everywhere))
+    _print_more(len(shown), "rows", console)
+    _print_codes([row for row in shown if row.code], console)
+    for finding in diff.findings[:MOST_ROWS]:
+        console.print(Text.assemble(("refused: ", "red"), (finding.code, "bold red"), f"  {finding.what}: {finding.detail}"))
+    _print_more(len(diff.findings), "findings", console)
+    if not diff.findings:
+        console.print(Text("nothing that --check refuses", style="green"))
+
+
+def _print_more(count: int, what: str, console: Console) -> None:
+    if count > MOST_ROWS:
+        console.print(Text(f"and {count - MOST_ROWS:,} more {what}: --format html --out FILE shows all"))
+
+
+def _table(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> Table:
+    promoted = any(row.evidence or row.time for row in rows)
+    beside = any(words.notes(row, everywhere) for row in rows)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in ("", "kernel", "schedule", "artefact", *(("time", "bits", "evidence") if promoted else ()),
+                 *(("besides",) if beside else ())):
+        table.add_column(name, overflow="fold", vertical="top", min_width=TIME_WIDTH if name == "time" else None)
+    for row in rows:
+        cells = [Text(row.status, style=STYLES.get(row.status, "")), _kernel(row), _lines(words.knobs(row)),
+                 _lines(words.artefact(row))]
+        cells += [_time(row), _bits(row), _evidence(row)] if promoted else []
+        table.add_row(*cells, *([_lines(words.notes(row, everywhere))] if beside else []))
+        table.add_section()
+    return table
+
+
+def _lines(parts: Iterable[str]) -> Text:
+    return Text("\n".join(parts))
+
+
+def _kernel(row: RowDiff) -> Text:
+    entry = row.entry
+    return Text.assemble((entry.kernel, "bold"), f" {entry.target}\n{words.shape(entry.shape)}")
+
+
+def _time(row: RowDiff) -> Text:
+    time = row.time
+    if time is None or time.new is None:
+        return Text("")
+    parts = [f"{words.times(time.old)} →", words.times(time.new)] if time.old else [words.times(time.new)]
+    verdict = (words.time_verdict(time), STYLES.get(time.verdict, ""))
+    return Text.assemble("\n".join(parts), "\n", verdict, f"\n({time.basis})" if time.basis else "")
+
+
+def _bits(row: RowDiff) -> Text:
+    wrong = row.bits is not None and row.bits.verdict == OTHER_CLASS and not row.bits.new_recipe
+    return Text(words.bits(row), style="red" if wrong else "")
+
+
+def _evidence(row: RowDiff) -> Text:
+    state = row.evidence
+    if state is None:
+        return Text("")
+    return Text.assemble((state.state, "" if state.state == PRESENT else "red"), f": {words.checks(state)}\n",
+                         (words.weights(state), "yellow" if state.random else ""))
+
+
+def _print_codes(rows: Sequence[RowDiff], console: Console) -> None:
+    for row in rows[:MOST_CODE]:
+        _print_code(row, console)
+    if len(rows) > MOST_CODE:
+        console.print(Text(f"and the code of {len(rows) - MOST_CODE:,} more rows: --format html --out FILE shows it"))
+
+
+def _print_code(row: RowDiff, console: Console) -> None:
+    code = row.code
+    if code is None:
+        return
+    console.print(Text.assemble(("code of ", "dim"), f"{words.row_name(row)}, {words.schedule(row)}"))
+    for one in code.counts:
+        console.print(Text(f"  {words.change(one)} instructions"))
+    for sign, style, listed in (("-", "red", code.old_lines), ("+", "green", code.new_lines)):
+        for line in listed[:MOST_LINES]:
+            console.print(Text(f"  {sign} {line}", style=style), no_wrap=True, overflow="ellipsis")
+        if len(listed) > MOST_LINES:
+            console.print(Text(f"  {sign} and {len(listed) - MOST_LINES} more lines", style=style))
+    for note in code.notes:
+        console.print(Text(f"  {note}"))
