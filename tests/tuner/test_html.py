@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tune_kernels.tuner.html import render_report
+from tune_kernels.tuner.page import TEMPLATES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -402,6 +403,7 @@ def test_embedded_json_cannot_end_its_element() -> None:
 
 
 def test_sources_that_stand_in_the_page_do_not_end_their_element() -> None:
-    templates = Path(render_report.__code__.co_filename).parent / "templates"
-    assert "</" not in (templates / "report.js").read_text(encoding="utf-8")
-    assert "</" not in (templates / "report.css").read_text(encoding="utf-8")
+    sources = [path for path in TEMPLATES.iterdir() if path.suffix in (".js", ".css")]
+    assert len(sources) >= 3
+    for path in sources:
+        assert "</" not in path.read_text(encoding="utf-8"), path.name
