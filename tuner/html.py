@@ -50,7 +50,7 @@ def render_report(report: Report) -> str:
     """The page, as the text of one HTML file."""
     variants, targets = report["variants"], report["targets"]
     return render_page(
-        "report.html", _payload(variants), ["page.css"], ["table.js", "report.js"], report=report,
+        "report.html", _payload(variants), ["report.css"], ["table.js", "report.js"], report=report,
         kernels=list(dict.fromkeys(v["kernel"] for v in variants)), accepted=_accepted(variants, targets),
         rejected=_rejected(variants, targets), toolchain=_toolchain(report["toolchain"], targets))
 

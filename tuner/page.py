@@ -22,18 +22,19 @@ def render_page(template: str, data: Any, styles: Sequence[str], scripts: Sequen
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
                                      lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["count"] = lambda n: f"{n:,}" if isinstance(n, int) else "–"
-    script, style = _sources(scripts), _sources(styles)
+    script, style = ("\n".join(map(source, names)) for names in (scripts, styles))
     return environment.get_template(template).render(
-        data=Markup(_embeddable(data)), script=Markup(script), style=Markup(style), script_hash=_policy_hash(script),
-        style_hash=_policy_hash(style), **values)
+        data=Markup(_embeddable(data)), script=Markup(script), style=Markup(style), script_hash=policy_hash(script),
+        style_hash=policy_hash(style), **values)
 
 
-def _sources(names: Sequence[str]) -> str:
-    """Files that go into the page as they are, not as Jinja includes: `{#` and `{{` are ordinary in CSS and JS."""
-    return "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+def source(name: str) -> str:
+    """A file that goes into the page as it is, not as a Jinja include: `{#` and `{{` are ordinary in CSS and JS."""
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _policy_hash(text: str) -> str:
+def policy_hash(text: str) -> str:
+    """What the page's policy names a script or style by."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
