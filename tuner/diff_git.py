@@ -12,11 +12,11 @@ FOLDER = "schedules"  # where a checkout of this project keeps its promoted sche
 
 @dataclass(frozen=True)
 class Revision:
-    """A commit of the repository at `top`. name: as the user wrote it."""
+    """A commit, or a tree such as `git write-tree` makes of the index, of the repository at `top`. name: as it was written."""
 
     top: Path
     name: str
-    commit: str
+    tree: str
 
 
 def top_of(here: Path) -> Path:
@@ -28,29 +28,31 @@ def top_of(here: Path) -> Path:
 
 
 def resolve(top: Path, name: str) -> Revision | None:
-    """The commit that a name means (branch, tag, hash, HEAD~2), or None where git knows no such name."""
-    said = _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    return Revision(top, name, said.decode().strip()) if said else None
+    """The commit or tree that a name means (branch, tag, hash, HEAD~2), or None where git knows no such name."""
+    for kind in ("commit", "tree"):
+        if said := _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{{kind}}}"):
+            return Revision(top, name, said.decode().strip())
+    return None
 
 
 def merge_base(old: Revision, new: Revision) -> Revision:
     """Where two revisions part, as `A...B` means it. Raises DiffError."""
-    said = _git(old.top, "merge-base", old.commit, new.commit)
+    said = _git(old.top, "merge-base", old.tree, new.tree)
     if said is None:
-        raise DiffError(f"{old.name} and {new.name} have no common commit", expected="two revisions of one history",
+        raise DiffError(f"{old.name} and {new.name} have no common commit", expected="two commits of one history",
                         action=f"write {old.name}..{new.name} to compare them as they are")
     return Revision(old.top, f"{old.name}...{new.name}", said.decode().strip())
 
 
 def files(revision: Revision, path: str) -> dict[str, bytes]:
     """The content of the file at `path`, or of every .json file below it, by name from the top. Empty where there is none."""
-    said = _git(revision.top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", revision.commit, "--", path or ".")
+    said = _git(revision.top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", revision.tree, "--", path or ".")
     names = [os.fsdecode(n) for n in (said or b"").split(b"\0") if n]
     return {n: _blob(revision, n) for n in names if n == path or n.endswith(".json")}
 
 
 def _blob(revision: Revision, name: str) -> bytes:
-    data = _git(revision.top, "cat-file", "blob", f"{revision.commit}:{name}")
+    data = _git(revision.top, "cat-file", "blob", f"{revision.tree}:{name}")
     if data is None:
         raise DiffError(f"{revision.name}:{name} can't be read", expected="a whole repository",
                         action="fetch what is missing: git fetch --unshallow, or git fsck to see what is wrong")

@@ -30,8 +30,8 @@ def render_html(diff: Diff) -> str:
 def _filters(rows: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
     """(id, label of no choice, choices) of each select; where there is nothing to choose there is none, but for `status`, which
     the counts at the top set."""
-    labels = {"status": "all rows", "kernel": "all kernels", "target": "all targets", "time": "all times", "bits": "all bits",
-              "evidence": "all evidence", "refused": "refused or not"}
+    labels = {"status": "all rows", "kernel": "all kernels", "target": "all targets", "became": "all verdicts",
+              "time": "all times", "bits": "all bits", "evidence": "all evidence", "refused": "refused or not"}
     choices = {name: sorted({str(row[name]) for row in rows if row[name]}) for name in labels}
     return [(name, label, choices[name]) for name, label in labels.items()
             if len(choices[name]) > 1 or name == "status" or (name == "refused" and choices[name])]
@@ -42,7 +42,8 @@ def _row(row: RowDiff, everywhere: Any) -> dict[str, Any]:
     entry, time, state = row.entry, row.time, row.evidence
     return {
         "id": row.id, "status": row.status, "kernel": entry.kernel, "shape": words.shape(entry.shape), "target": entry.target,
-        "refused": "refused" if row.findings else "", "findings": [[f.code, f.detail] for f in row.findings],
+        "became": _became(row), "refused": "refused" if row.findings else "",
+        "findings": [[f.code, f.detail] for f in row.findings],
         "knobs": [words.change(c) for c in row.knobs], "schedule": words.schedule(row), "artefact": words.artefact(row),
         "notes": words.notes(row, everywhere), "code": _code(row),
         "whole": ", ".join(words.whole_artefact(row)),
@@ -66,6 +67,12 @@ def _sides(row: RowDiff, table: str, names: Sequence[str]) -> list[list[str]]:
 
 def _known(row: RowDiff, fact: str) -> bool:
     return any(e and e.facts.get(fact) is not None for e in (row.old, row.new))
+
+
+def _became(row: RowDiff) -> str:
+    """The verdict of a report's variant, and whether it is new."""
+    old, new = (e.facts.get("verdict") if e else None for e in (row.old, row.new))
+    return f"{'now' if old and old != new else 'still' if old else ''} {new}".strip() if new else ""
 
 
 def _times(found: Any) -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ def _range(name: str, here: Path) -> tuple[Collection, Collection] | None:
                             action="git fetch, where it is another machine's")
     assert old and new
     start = diff_git.merge_base(old, new) if dots == "..." else old
-    shown = start.commit[:12] if dots == "..." else old.name
+    shown = start.tree[:12] if dots == "..." else old.name
     return _at(start, FOLDER, shown), _at(new, FOLDER, new.name)
 
 

@@ -8,13 +8,13 @@
     ...(data.promoted ? [textColumn("drawn", "times"), numberColumn("ratio", "change"), textColumn("time", "verdict"),
       textColumn("bits_words", "bits"), textColumn("evidence")] : []),
     ...(data.beside ? [textColumn("notes", "besides")] : []),
-    textColumn("refused", "--check"),
+    textColumn("refused", "check"),
   ];
   const TITLES = {
     knobs: "What changed; the whole schedule where nothing did", ratio: "New time over old, with its 95% interval",
-    drawn: "Old above, new below, on one scale; sorts by the new median", bits_words: "The numerics class of the output",
+    refused: "Why --check refuses the row", drawn: "Old above, new below, on one scale; sorts by the new median", bits_words: "The numerics class of the output",
   };
-  const FILTERS = ["status", "kernel", "target", "time", "bits", "evidence", "refused"].filter((name) => byId(name));
+  const FILTERS = ["status", "kernel", "target", "became", "time", "bits", "evidence", "refused"].filter((name) => byId(name));
 
   const items = data.rows.map((row, index) => ({
     ...row, index, drawn: row.times[1] ? row.times[1].median : null,
