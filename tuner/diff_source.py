@@ -20,6 +20,8 @@ from .report import check_report, read_report
 
 WHAT = "a file or folder of promoted schedules, an offline report or its folder, a git revision, REVISION:PATH or A..B"
 
+MOST_ROWS = 2_000  # promoted rows a side, which take about a second to check; a SKU's store has about ten a model
+
 
 def collections(old: str, new: str | None, here: Path) -> tuple[Collection, Collection]:
     """OLD and NEW, read. here: where paths start and whose repository has the revisions.
@@ -78,8 +80,12 @@ def _range(name: str, here: Path) -> tuple[Collection, Collection] | None:
                             action="git fetch, where it is another machine's")
     assert old and new
     start = diff_git.merge_base(old, new) if dots == "..." else old
-    shown = start.tree[:12] if dots == "..." else old.name
-    return _at(start, FOLDER, shown), _at(new, FOLDER, new.name)
+    return _at(start, FOLDER, start.tree[:12] if dots == "..." else _shown(old)), _at(new, FOLDER, _shown(new))
+
+
+def _shown(revision: Revision) -> str:
+    """Its name, a whole hash cut short."""
+    return revision.name[:12] if revision.name == revision.tree else revision.name
 
 
 def _revision(name: str, here: Path) -> tuple[Revision, str] | None:
@@ -144,6 +150,10 @@ def _from_table(table: dict[str, Any], name: str, where: str, folder: Path | Non
 
 def _promoted(tables: Mapping[str, dict[str, Any]], name: str) -> Collection:
     """Every promoted row of the files, in one collection. Raises ScheduleError."""
+    count = sum(len(table["rows"]) for table in tables.values() if isinstance(table.get("rows"), list))
+    if count > MOST_ROWS:
+        raise ScheduleError(f"{name}: {count:,} promoted rows", expected=f"at most {MOST_ROWS:,}: each is checked in every field",
+                            action="compare one file at a time")
     files = [store.parse(table, where) for where, table in sorted(tables.items())]
     seen: dict[str, str] = {}
     for where, file in zip(sorted(tables), files):
