@@ -5,6 +5,7 @@ A path that exists is that path. Otherwise `A..B` is two revisions and `A...B` t
 compared with what is on disk.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def _named(kind: str) -> str:
 def _both(old: str, new: str | None, here: Path) -> tuple[Collection, Collection]:
     if new is not None:
         return _one(old, here), _one(new, here)
-    if (here / old).exists():
+    if os.path.exists(here / old):  # unlike Path.exists, False for a name that is too long
         raise DiffError(f"{old} is compared with nothing", expected="OLD and NEW, or a git revision alone",
                         action=f"name the other side, for example HEAD:{old} {old}")
     if ".." in old and (found := _range(old, here)):
@@ -60,7 +61,7 @@ def _both(old: str, new: str | None, here: Path) -> tuple[Collection, Collection
 
 
 def _one(name: str, here: Path) -> Collection:
-    if (here / name).exists():
+    if os.path.exists(here / name):
         return _on_disk(here / name, name)
     found = _revision(name, here)
     if found is None:

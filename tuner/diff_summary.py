@@ -4,6 +4,7 @@ all evidence is there."""
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from ..schedules.promoted import Paired
 from ..shapes.errors import ShapeError
@@ -96,7 +97,7 @@ def _bits(row: RowDiff) -> str:
 def _steps(rows: Iterable[RowDiff]) -> Iterable[Step]:
     places: dict[tuple[str, str, str], dict[str, RowDiff]] = {}
     for row in rows:
-        if row.new and (model := _model(row.new.model)) and _is_the_models(row, model):
+        if row.new and row.time and (model := _model(row.new.model)) and _is_the_models(row, model):
             places.setdefault((row.new.target, row.new.model, row.new.recipe), {})[row.new.kernel] = row
     for place, by_kernel in sorted(places.items()):
         model = _model(place[1])
@@ -105,6 +106,7 @@ def _steps(rows: Iterable[RowDiff]) -> Iterable[Step]:
             yield step
 
 
+@cache
 def _model(name: str) -> ModelShape | None:
     try:
         return load_model_shape(name) if name in shipped_names() else None

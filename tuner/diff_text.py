@@ -1,6 +1,7 @@
 """A difference on a terminal: the summary, the rows that differ, the lines of code that changed, what `--check` refuses."""
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -21,7 +22,17 @@ MOST_CODE = 3  # rows whose changed lines of code are shown
 MOST_LINES = 4  # of code, a side
 TIME_WIDTH = len("123.4 [123.4, 123.4] µs →")
 PIPE_WIDTH = 140  # where there is no terminal: the same bytes everywhere
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the newline that stands between a cell's lines
 STYLES = {"changed": "yellow", "added": "green", "removed": "red", FASTER: "green", SLOWER: "red"}
+
+
+def _text(*parts: str | tuple[str, str]) -> Text:
+    """Text with styles, in which markup means nothing and control characters are spelled out."""
+    return Text.assemble(*((_spelled(p), "") if isinstance(p, str) else (_spelled(p[0]), p[1]) for p in parts))
+
+
+def _spelled(text: str) -> str:
+    return CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
 def show_promotion(old: Sequence[PromotedFile], new: Sequence[PromotedFile], console: Console) -> Diff:
@@ -43,10 +54,10 @@ def render_text(diff: Diff) -> str:
 
 
 def print_diff(diff: Diff, console: Console) -> None:
-    console.print(Text(f"{diff.old} → {diff.new}", style="bold"))
+    console.print(_text((f"{diff.old} → {diff.new}", "bold")))
     summary = Table.grid(padding=(0, 2))
     for label, said in lines(diff, summarise(diff)):
-        summary.add_row(Text(label, style="dim"), Text(said))
+        summary.add_row(_text((label, "dim")), _text(said))
     console.print(summary)
     shown = [row for row in diff.rows if row.status != "unchanged" or row.findings]
     if shown:
@@ -54,15 +65,15 @@ def print_diff(diff: Diff, console: Console) -> None:
     _print_more(len(shown), "rows", console)
     _print_codes([row for row in shown if row.code], console)
     for finding in diff.findings[:MOST_ROWS]:
-        console.print(Text.assemble(("refused: ", "red"), (finding.code, "bold red"), f"  {finding.what}: {finding.detail}"))
+        console.print(_text(("refused: ", "red"), (finding.code, "bold red"), f"  {finding.what}: {finding.detail}"))
     _print_more(len(diff.findings), "findings", console)
     if not diff.findings:
-        console.print(Text("nothing that --check refuses", style="green"))
+        console.print(_text(("nothing that --check refuses", "green")))
 
 
 def _print_more(count: int, what: str, console: Console) -> None:
     if count > MOST_ROWS:
-        console.print(Text(f"and {count - MOST_ROWS:,} more {what}: --format html --out FILE shows all"))
+        console.print(_text(f"and {count - MOST_ROWS:,} more {what}: --format html --out FILE shows all"))
 
 
 def _table(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> Table:
@@ -73,7 +84,7 @@ def _table(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> Table:
                  *(("besides",) if beside else ())):
         table.add_column(name, overflow="fold", vertical="top", min_width=TIME_WIDTH if name == "time" else None)
     for row in rows:
-        cells = [Text(row.status, style=STYLES.get(row.status, "")), _kernel(row), _lines(words.knobs(row)),
+        cells = [_text((row.status, STYLES.get(row.status, ""))), _kernel(row), _lines(words.knobs(row)),
                  _lines(words.artefact(row))]
         cells += [_time(row), _bits(row), _evidence(row)] if promoted else []
         table.add_row(*cells, *([_lines(words.notes(row, everywhere))] if beside else []))
@@ -82,33 +93,33 @@ def _table(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> Table:
 
 
 def _lines(parts: Iterable[str]) -> Text:
-    return Text("\n".join(parts))
+    return _text("\n".join(parts))
 
 
 def _kernel(row: RowDiff) -> Text:
     entry = row.entry
-    return Text.assemble((entry.kernel, "bold"), f" {entry.target}\n{words.shape(entry.shape)}")
+    return _text((entry.kernel, "bold"), f" {entry.target}\n{words.shape(entry.shape)}")
 
 
 def _time(row: RowDiff) -> Text:
     time = row.time
     if time is None or time.new is None:
-        return Text("")
+        return _text("")
     parts = [f"{words.times(time.old)} →", words.times(time.new)] if time.old else [words.times(time.new)]
     verdict = (words.time_verdict(time), STYLES.get(time.verdict, ""))
-    return Text.assemble("\n".join(parts), "\n", verdict, f"\n({time.basis})" if time.basis else "")
+    return _text("\n".join(parts), "\n", verdict, f"\n({time.basis})" if time.basis else "")
 
 
 def _bits(row: RowDiff) -> Text:
     wrong = row.bits is not None and row.bits.verdict == OTHER_CLASS and not row.bits.new_recipe
-    return Text(words.bits(row), style="red" if wrong else "")
+    return _text((words.bits(row), "red" if wrong else ""))
 
 
 def _evidence(row: RowDiff) -> Text:
     state = row.evidence
     if state is None:
-        return Text("")
-    return Text.assemble((state.state, "" if state.state == PRESENT else "red"), f": {words.checks(state)}\n",
+        return _text("")
+    return _text((state.state, "" if state.state == PRESENT else "red"), f": {words.checks(state)}\n",
                          (words.weights(state), "yellow" if state.random else ""))
 
 
@@ -116,20 +127,20 @@ def _print_codes(rows: Sequence[RowDiff], console: Console) -> None:
     for row in rows[:MOST_CODE]:
         _print_code(row, console)
     if len(rows) > MOST_CODE:
-        console.print(Text(f"and the code of {len(rows) - MOST_CODE:,} more rows: --format html --out FILE shows it"))
+        console.print(_text(f"and the code of {len(rows) - MOST_CODE:,} more rows: --format html --out FILE shows it"))
 
 
 def _print_code(row: RowDiff, console: Console) -> None:
     code = row.code
     if code is None:
         return
-    console.print(Text.assemble(("code of ", "dim"), f"{words.row_name(row)}, {words.schedule(row)}"))
+    console.print(_text(("code of ", "dim"), f"{words.row_name(row)}, {words.schedule(row)}"))
     for one in code.counts:
-        console.print(Text(f"  {words.change(one)} instructions"))
+        console.print(_text(f"  {words.change(one)} instructions"))
     for sign, style, listed in (("-", "red", code.old_lines), ("+", "green", code.new_lines)):
         for line in listed[:MOST_LINES]:
-            console.print(Text(f"  {sign} {line}", style=style), no_wrap=True, overflow="ellipsis")
+            console.print(_text((f"  {sign} {line}", style)), no_wrap=True, overflow="ellipsis")
         if len(listed) > MOST_LINES:
-            console.print(Text(f"  {sign} and {len(listed) - MOST_LINES} more lines", style=style))
+            console.print(_text((f"  {sign} and {len(listed) - MOST_LINES} more lines", style)))
     for note in code.notes:
-        console.print(Text(f"  {note}"))
+        console.print(_text(f"  {note}"))
