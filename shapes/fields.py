@@ -26,11 +26,16 @@ def read_table(path: Path, error: type[UserError]) -> dict[str, Any]:
     return parse_table(data, kind, str(path), error)
 
 
+def no_constant(name: str) -> None:
+    """For `json.loads`: NaN and Infinity, which Python reads and JSON doesn't have. Raises ValueError."""
+    raise ValueError(f"{name} is no JSON")
+
+
 def parse_table(data: bytes, kind: str, where: str, error: type[UserError]) -> dict[str, Any]:
     """The table in the bytes of a file, TOML or JSON. Raises `error` where they can't be parsed or aren't a table."""
     try:
         text = data.decode("utf-8")
-        table = tomllib.loads(text.replace("\r\n", "\n")) if kind == "TOML" else json.loads(text)
+        table = tomllib.loads(text.replace("\r\n", "\n")) if kind == "TOML" else json.loads(text, parse_constant=no_constant)
     except RecursionError:
         raise error(f"{where}: nested too deeply", expected=f"a {kind} table") from None
     except ValueError as e:  # tomllib.TOMLDecodeError, json.JSONDecodeError and UnicodeDecodeError are ValueErrors

@@ -26,6 +26,8 @@ STATUSES = ("changed", "added", "removed", "unchanged")
 PROMOTED, REPORT = "promoted", "report"
 FACTS = ("verdict", "stage", "reasons", "instructions", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "registers",
          "shared_bytes", "tmem_columns", "blocks_per_sm", "cubin_sha256")  # what decides most comes first
+NUMBERS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
+TEXTS = ("artefact", "cubin_sha256")  # of a report's variant: numbers and texts that may be null
 AXES = ("target", "model", "recipe")
 
 
@@ -173,6 +175,11 @@ def report_entries(report: Report) -> tuple[Entry, ...]:
 
 def _report_entry(variant: Mapping[str, Any], report: Report) -> Entry:
     target, tools = variant["target"], report["toolchain"]
+    for name in NUMBERS + TEXTS:
+        if not isinstance(variant.get(name), (int if name in NUMBERS else str, type(None))):
+            raise TypeError(f"{name} is {variant[name]!r}")
+    if variant["verdict"] not in ("accepted", "rejected"):
+        raise ValueError(f"verdict is {variant['verdict']!r}")
 
     def here(value: Any) -> Any:
         return _plain(value.get(target) if isinstance(value, Mapping) else value)
@@ -180,6 +187,7 @@ def _report_entry(variant: Mapping[str, Any], report: Report) -> Entry:
     toolchain = {"Triton": here(tools.get("triton")), "ptxas": here(tools.get("ptxas")),
                  **{name: here(value) for name, value in sorted(tools.get("flags", {}).items())}}
     facts = {name: variant.get(name) for name in FACTS}
+    facts["instructions"] = None if facts["instructions"] is None else list(map(str, facts["instructions"]))
     facts["reasons"] = list(dict.fromkeys(r["code"] for r in variant["reasons"]))
     lines = dict.fromkeys(str(x) for x in [*(x for r in variant["reasons"] for x in r["lines"]), *(variant.get("lines") or ())])
     return Entry(target, report["model"], str(report.get("recipe") or ""), variant["kernel"], variant["shape"],

@@ -6,12 +6,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from . import diff_words as words
-from .diff import STATUSES, Diff, RowDiff
+from .diff import NUMBERS, STATUSES, Diff, RowDiff
 from .diff_check import CODES
 from .diff_summary import lines, summarise
 from .page import render_page
 
-FIELDS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
 PLACE = ("target", "model", "recipe", "identity", "kernel_digest")
 
 
@@ -47,7 +46,7 @@ def _row(row: RowDiff, everywhere: Any) -> dict[str, Any]:
         "knobs": [words.change(c) for c in row.knobs], "schedule": words.schedule(row), "artefact": words.artefact(row),
         "notes": words.notes(row, everywhere), "code": _code(row),
         "whole": ", ".join(words.whole_artefact(row)),
-        "facts": _sides(row, "facts", [n for n in ("verdict", "instructions", *FIELDS) if _known(row, n)]),
+        "facts": _sides(row, "facts", [n for n in ("verdict", "instructions", *NUMBERS) if _known(row, n)]),
         "toolchain": _sides(row, "toolchain", list(entry.toolchain)), "schedules": _sides(row, "schedule", list(entry.schedule)),
         "sides": [[n, *(str(getattr(e, n)) if e else words.NONE for e in (row.old, row.new))] for n in PLACE],
         "time": time.verdict if time and row.status != "removed" else "", "time_words": words.time_verdict(time),

@@ -17,7 +17,7 @@ def diff_to_dict(diff: Diff) -> dict[str, Any]:
 
 
 def render_json(diff: Diff, indent: int | None = 1) -> str:
-    """indent None: one line. Raises ValueError for a number that JSON doesn't have."""
+    """indent None: one line."""
     return json.dumps(diff_to_dict(diff), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..shapes.fields import nearest
+from ..shapes.fields import nearest, no_constant
 from .errors import ReportError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read_report(path: Path) -> Report:
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}", expected="a readable report.json") from None
     try:
-        table = json.loads(data)
+        table = json.loads(data, parse_constant=no_constant)
     except (ValueError, RecursionError) as e:
         raise ReportError(f"{path}: not valid JSON: {e}", expected="a whole report.json",
                           action="run tune-kernels --offline again: finished work is kept") from None

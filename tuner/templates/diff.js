@@ -20,7 +20,8 @@
     ...row, index, drawn: row.times[1] ? row.times[1].median : null,
   }));
 
-  const haystack = (v) => [v.id, v.kernel, v.shape, v.target, v.status, v.schedule, ...v.knobs, ...v.artefact, ...v.notes,
+  const haystack = (v) => [v.id, v.kernel, v.shape, v.target, v.status, v.schedule, ...v.knobs,
+    ...v.schedules.map(([knob, old, now]) => `${knob}=${v.status === "removed" ? old : now}`), ...v.artefact, ...v.notes,
     v.time_words, v.bits_words, v.evidence, ...v.evidence_words.flat(), ...v.findings.flat()].join(" ");
 
   // ---- distributions ----
