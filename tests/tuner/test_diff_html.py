@@ -35,9 +35,9 @@ def promotion() -> Diff:
 
 def report(count: int, registers: Callable[[int], int]) -> Collection:
     variants = [{"id": f"{n:012x}", "kernel": ("down", "o")[n % 2], "kernel_digest": "d", "target": "sm_103",
-                 "shape": {"N": 16 * n}, "schedule": {"BLOCK_N": 64}, "verdict": "accepted", "stage": "sass", "reasons": [], "warnings": [],
-                 "instructions": ["UTCQMMA"], "registers": registers(n), "spill_store_bytes": 0, "spill_load_bytes": 0}
-                for n in range(count)]
+                 "shape": {"N": 16 * n}, "schedule": {"BLOCK_N": 64}, "verdict": "accepted", "stage": "sass", "reasons": [],
+                 "warnings": [], "instructions": ["UTCQMMA"], "registers": registers(n), "spill_store_bytes": 0,
+                 "spill_load_bytes": 0} for n in range(count)]
     table = {"toolchain": {"triton": "3.7.1"}, "model": "qwen2.5-7b", "variants": variants}
     return Collection("report", REPORT, report_entries(table))
 
@@ -54,6 +54,8 @@ def kernels(opened: Opened) -> list[str]:
 def test_opens_from_disk_without_errors_or_network(opened: Opened) -> None:
     assert kernels(opened) == ["gate_up", "down", "merge", "o", "attention", "lm_head", "qkv"]
     assert opened.count() == "7 of 7 rows"
+    assert opened.column("knobs")[:2] == ["num_stages 3 → 4", "BLOCK_N 64 → 128num_stages 6 → 4"]
+    assert opened.column("knobs")[-1] == "BLOCK_N 64, BLOCK_K 128, num_stages 4, num_warps 4, split_k 4", "what didn't change, whole"
     assert opened.said == []
     assert {url.split(":")[0] for url in opened.asked} <= {"file", "data"}
     assert sum(url.startswith("file:") for url in opened.asked) == 1
@@ -102,7 +104,8 @@ def test_filters_combine_and_clear(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(("query", "found"), [
-    ("BLOCK_N", ["down", "gate_up", "attention", "lm_head", "o", "qkv"]), ("block_n=128 num_stages=4", ["down", "gate_up", "lm_head"]),
+    ("BLOCK_N", ["down", "gate_up", "attention", "lm_head", "o", "qkv"]),
+    ("block_n=128 num_stages=4", ["down", "gate_up", "lm_head"]),
     ("slower", ["gate_up"]), ("152064", ["lm_head"]), ("nothing has this", [])])
 def test_searches(opened: Opened, query: str, found: list[str]) -> None:
     opened.page.fill("#q", query)

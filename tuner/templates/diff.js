@@ -76,8 +76,10 @@
     if (key === "evidence" && v.evidence) {
       const state = element("span", { className: `evidence-${v.evidence}` }, v.evidence);
       cell.append(state, ...(v.random ? [" ", element("span", { className: "random" }, "random weights")] : []));
-    } else if (key === "knobs") lines(cell, v.knobs.length ? v.knobs : [v.schedule]);
-    else if (key === "artefact") lines(cell, v.artefact.length ? v.artefact : [element("span", { className: "quiet" }, v.whole)]);
+    } else if (key === "knobs") {
+      const said = v.knobs.length ? v.knobs : [v.schedule];
+      said.forEach((knob, i) => cell.append(...(i ? [element("br")] : []), ...wholeKnobs(knob)));
+    } else if (key === "artefact") lines(cell, v.artefact.length ? v.artefact : [element("span", { className: "quiet" }, v.whole)]);
     else if (key === "notes") lines(cell, v.notes);
     else if (key === "drawn" && v.times.some(Boolean)) cell.append(drawing(v, 120, 26, false));
     else if (key === "ratio") lines(cell, v.ratio === null ? [] : v.time_words.slice(v.time.length + 1).split(/ (?=\[)/));

@@ -32,10 +32,6 @@
       ...linesOf(v.warnings)].join(" ");
   };
 
-  // `TILE 64, chunk 256`, which may break between knobs but not inside one.
-  const wholeKnobs = (rest) =>
-    rest.split(", ").flatMap((knob, i) => [...(i ? [", "] : []), element("span", {}, knob)]);
-
   const fill = ({ key }, v, cell) => {
     if (key === "verdict") cell.classList.add(`verdict-${v.verdict === "accepted" ? "accepted" : "rejected"}`);
     if (key === "rest") cell.append(...wholeKnobs(v.rest));

@@ -19,6 +19,9 @@ const block = (title, ...children) => element("section", {}, element("h3", {}, t
 const listing = (lines) => element("pre", {}, ...lines.map((line) => element("span", {}, line)));
 const pair = ([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, shown(value)));
 const pairs = (entries, className = "") => element("dl", { className }, ...entries.map(pair));
+// `TILE 64, chunk 256`, which may break between knobs but not inside one.
+const wholeKnobs = (said) =>
+  said.split(", ").flatMap((knob, i) => [...(i ? [", "] : []), element("span", {}, knob)]);
 const textColumn = (key, label = key) => ({ key, label });
 const numberColumn = (key, label = key) => ({ key, label, number: true });
 
