@@ -17,6 +17,8 @@ from .diff_time import SAME
 ONCE_A_STEP = ("lm_head", "fc")  # every other kernel runs once in each layer
 NOT_IN_THE_STEP = ("lm_head_logits",)  # greedy decoding runs the variant that writes no logits
 
+NUMBER_FORMAT = {"dtype": None, "terms": None}  # of a shape: all its other fields are the model's
+
 
 @dataclass(frozen=True)
 class Step:
@@ -115,9 +117,10 @@ def _model(name: str) -> ModelShape | None:
 
 
 def _is_the_models(row: RowDiff, model: ModelShape) -> bool:
+    """Whether the row has the sizes that its kernel has in the model. The number format is the recipe's."""
     shapes = model.kernel_shapes()
-    mine = {**row.entry.shape, "dtype": None}
-    return row.entry.kernel in shapes and {**shape_to_dict(shapes[row.entry.kernel]), "dtype": None} == mine
+    sizes = {**row.entry.shape, **NUMBER_FORMAT}
+    return row.entry.kernel in shapes and {**shape_to_dict(shapes[row.entry.kernel]), **NUMBER_FORMAT} == sizes
 
 
 def _step(place: tuple[str, str, str], by_kernel: Mapping[str, RowDiff], model: ModelShape) -> Step | None:

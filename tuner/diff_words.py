@@ -24,8 +24,9 @@ def row_name(row: RowDiff) -> str:
 
 
 def shape(table: Mapping[str, Any]) -> str:
-    """The sizes by name; the element type alone; what is false left out."""
-    return ", ".join(str(v) if isinstance(v, str) else k if v is True else f"{k} {v}" for k, v in table.items() if v is not False)
+    """The sizes by name; the element type alone; what is false, or one term, left out."""
+    said = {k: v for k, v in table.items() if v is not False and (k, v) != ("terms", 1)}
+    return ", ".join(str(v) if isinstance(v, str) else k if v is True else f"{k} {v}" for k, v in said.items())
 
 
 def value(found: Any) -> str:

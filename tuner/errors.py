@@ -27,6 +27,22 @@ class ToolchainError(UserError):
     exit_code = 1
 
 
+class GpuError(UserError):
+    """No GPU, an unlisted one, or one that work can't be done on."""
+
+    exit_code = 1
+
+
+class StorageError(UserError):
+    """A study's storage that can't be opened."""
+
+    exit_code = 1
+
+
+class RecordingError(UserError):
+    """A recorded run that can't be read, or was made under other conditions."""
+
+
 class AssemblerDied(Exception):
     """The assembler was killed by a signal: by a limit or for want of memory, not for what the candidate is."""
 

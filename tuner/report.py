@@ -97,7 +97,7 @@ def describe_schedule(schedule: Mapping[str, Any]) -> str:
     """`BLOCK_N 64, BLOCK_K 128, ...` in the order of the design, knobs at their plain defaults left out."""
     order = ("chunk", "TILE", "BLOCK_N", "BLOCK_K", "BLOCK_D", "splits", "num_stages", "num_warps", "split_k")
     plain: dict[str, Any] = {"split_k": 1, "orientation": "weights_as_m", "row_tile": 16, "blocks_per_sm": 0,
-                             "load": "pointer", "pdl": False, "maxnreg": None}
+                             "load": "pointer", "peel": 0, "pdl": False, "early": False, "maxnreg": None}
     names = sorted(schedule, key=lambda k: order.index(k) if k in order else len(order))
     return ", ".join(f"{k} {schedule[k]}" for k in names if k not in plain or plain[k] != schedule[k])
 
