@@ -91,6 +91,8 @@ def _sorted_pairs(counts: Counter[tuple[str, str]]) -> dict[tuple[str, str], int
 
 def _bits(row: RowDiff) -> str:
     assert row.bits
+    if row.old is None:
+        return "new"
     if row.bits.verdict != OTHER_CLASS:
         return row.bits.verdict
     return f"{OTHER_CLASS} {'and another recipe' if row.bits.new_recipe else 'in the same recipe'}"

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..schedules.promoted import Distribution
-from .diff import Change, RowDiff
+from ..schedules.schedule import schedule_to_dict
+from .diff import Change, RowDiff, changes
 from .diff_evidence import OTHER_CLASS, EvidenceState
 from .diff_time import NOT_COMPARABLE, SAME, TimeChange
 from .report import describe_schedule
@@ -105,8 +106,12 @@ def checks(state: EvidenceState) -> str:
 
 
 def knobs(row: RowDiff) -> list[str]:
-    """What changed in the schedule; where nothing can or did, all of it."""
-    return [change(c) for c in row.knobs] or [describe_schedule(row.entry.schedule)]
+    """What changed in the schedule; where nothing can or did, all of it; of a new row, also what ran before it."""
+    promoted = row.new.promoted if row.new else None
+    before = promoted.timing.previous if promoted and row.old is None else None
+    differs = changes(schedule_to_dict(before.schedule), row.entry.schedule) if before else ()
+    was = [f"before: {', '.join(f'{c.name} {value(c.old)}' for c in differs)}"] if differs else []
+    return [change(c) for c in row.knobs] or [describe_schedule(row.entry.schedule), *was]
 
 
 def artefact(row: RowDiff) -> list[str]:
