@@ -15,7 +15,7 @@ from .errors import ToolchainError
 from .report import read_report
 
 DECISIVE = ("verdict", "reasons", "instructions", "spill_store_bytes", "spill_load_bytes")
-MOST_DISASSEMBLED = 24  # sides of rows, in the order of the rows: one takes 0.1 to 0.4 s
+MOST_DISASSEMBLED = 12  # sides of rows, in the order of the rows: one takes 0.1 to 0.4 s
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _code(row: RowDiff) -> str:
         listed += [f"{sign} and {len(found) - MOST_LINES} more lines"] if len(found) > MOST_LINES else []
     text = "\n".join([*listed, *code.notes])
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return f"{_text(words.row_name(row))}, {_text(words.schedule(row))}\n\n{fence}diff\n{text}\n{fence}"
+    return f"{_text(words.row_name(row))}\n\n{fence}diff\n{text}\n{fence}"
 
 
 def _fold(title: str, body: str) -> str:

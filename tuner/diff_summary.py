@@ -49,7 +49,7 @@ class FullModel:
 class Summary:
     """bits, evidence: rows of the new side by what holds of them; weights: what the evidence was made with, random ones marked;
     everywhere: what of place and toolchain differs in every pair; toolchain: what else of it did, in how many rows; verdicts:
-    variants by (old verdict, new verdict), in reports."""
+    variants by (old verdict, new verdict), in reports; artefacts: rows by the most important fact that changed."""
 
     statuses: Mapping[str, int]
     steps: tuple[Step, ...]
@@ -62,6 +62,7 @@ class Summary:
     toolchain: tuple[tuple[Change, int], ...]
     kernels_changed: tuple[str, ...]
     verdicts: Mapping[tuple[str, str], int]
+    artefacts: Mapping[str, int]
 
 
 def summarise(diff: Diff) -> Summary:
@@ -78,7 +79,8 @@ def summarise(diff: Diff) -> Summary:
         _sorted(row.evidence.state for row in rows if row.evidence),
         _sorted(words.weights(row.evidence) for row in rows if row.evidence),
         everywhere, tuple(sorted(tools.items(), key=lambda item: words.change(item[0]))),
-        tuple(sorted({row.entry.kernel for row in rows if row.kernel_changed})), _sorted_pairs(verdicts))
+        tuple(sorted({row.entry.kernel for row in rows if row.kernel_changed})), _sorted_pairs(verdicts),
+        dict(Counter(row.facts[0].name for row in rows if row.facts)))
 
 
 def _sorted(names: Iterable[str]) -> dict[str, int]:
@@ -164,6 +166,9 @@ def lines(diff: Diff, summary: Summary) -> list[tuple[str, str]]:
              for label, by_name in (("times", summary.times), ("bits", summary.bits), ("evidence", summary.evidence),
                                    ("weights", summary.weights)) if by_name]
     said += [("verdicts", f"{n:,} {old}, now {new}") for (old, new), n in summary.verdicts.items() if old != new]
+    if summary.artefacts:
+        named = ((words.FACT_NAMES.get(name, name), n) for name, n in summary.artefacts.items())
+        said.append(("differ in", ", ".join(f"{name} {n:,}" for name, n in named)))
     if summary.kernels_changed:
         said.append(("kernel source", f"changed in {', '.join(summary.kernels_changed)}"))
     if summary.everywhere:

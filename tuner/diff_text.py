@@ -134,7 +134,7 @@ def _print_code(row: RowDiff, console: Console) -> None:
     code = row.code
     if code is None:
         return
-    console.print(_text(("code of ", "dim"), f"{words.row_name(row)}, {words.schedule(row)}"))
+    console.print(_text(("code of ", "dim"), words.row_name(row)))
     for one in code.counts:
         console.print(_text(f"  {words.change(one)} instructions"))
     for sign, style, listed in (("-", "red", code.old_lines), ("+", "green", code.new_lines)):

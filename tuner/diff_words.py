@@ -13,15 +13,15 @@ from .report import describe_schedule
 
 FACT_NAMES = {"spill_store_bytes": "spill stores B", "spill_load_bytes": "spill loads B", "stack_bytes": "stack B",
               "shared_bytes": "shared B", "tmem_columns": "TMEM columns", "blocks_per_sm": "blocks/SM",
-              "cubin_sha256": "cubin", "reasons": "reject reasons"}
+              "cubin_sha256": "machine code alone", "reasons": "reject reasons"}
 NONE = "–"
 
 
 def row_name(row: RowDiff) -> str:
-    """`down N 3584, K 18944, e4m3 on nvidia-h200, qwen2.5-7b, fp8-v1`."""
+    """`down N 3584, K 18944, e4m3 on nvidia-h200, qwen2.5-7b, fp8-v1`; a report's variant with its schedule."""
     entry = row.entry
-    places = ", ".join(p for p in (entry.model, entry.recipe) if p)
-    return f"{entry.kernel} {shape(entry.shape)} on {entry.target}" + (f", {places}" if places else "")
+    places = [entry.target, entry.model, entry.recipe, *([schedule(row)] if entry.promoted is None else [])]
+    return f"{entry.kernel} {shape(entry.shape)} on {', '.join(p for p in places if p)}"
 
 
 def shape(table: Mapping[str, Any]) -> str:
