@@ -1,5 +1,6 @@
 """The offline report: one JSON value, read and written here alone, and what a terminal shows of it."""
 
+import dataclasses
 import json
 import shlex
 from collections import Counter
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..schedules.schedule import KINDS
 from ..shapes.fields import nearest, no_constant
 from .errors import ReportError
 
@@ -96,8 +98,7 @@ def find_variant(report: Report, variant_id: str) -> dict[str, Any]:
 def describe_schedule(schedule: Mapping[str, Any]) -> str:
     """`BLOCK_N 64, BLOCK_K 128, ...` in the order of the design, knobs at their plain defaults left out."""
     order = ("chunk", "TILE", "BLOCK_N", "BLOCK_K", "BLOCK_D", "splits", "num_stages", "num_warps", "split_k")
-    plain: dict[str, Any] = {"split_k": 1, "orientation": "weights_as_m", "row_tile": 16, "blocks_per_sm": 0,
-                             "load": "pointer", "peel": 0, "pdl": False, "early": False, "maxnreg": None}
+    plain = {f.name: f.default for kind in KINDS for f in dataclasses.fields(kind)}
     names = sorted(schedule, key=lambda k: order.index(k) if k in order else len(order))
     return ", ".join(f"{k} {schedule[k]}" for k in names if k not in plain or plain[k] != schedule[k])
 
