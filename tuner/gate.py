@@ -99,9 +99,8 @@ def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[s
     agree with each other.
     """
     after = probe.tokens(new)
-    before = after if other_class or old == new else probe.tokens(old)
     modes, prompts = list(after), len(after["ar"])
-    rights = (after["ar"],) if before is after else (before["ar"], after["ar"])
+    rights = [after["ar"]] if other_class or old == new else [probe.tokens(old)["ar"], after["ar"]]
     compared = [(mode, i, after[mode][i], right[i]) for right in rights for mode in modes for i in range(prompts)]
     wrong = [(mode, i, *found) for mode, i, tokens, right in compared if (found := first_difference(tokens, right))]
     checks = {"agreement": Checks(len(compared), len(compared) - len(wrong))}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROWS = 9  # a verification of 8 drafted tokens: rows that are checked
 RMS_LIMIT = 6e-3  # relative, against fp64: one rounding to bf16 is 1.7e-3, the narrow FP8 accumulator adds up to 3e-3
+SWIGLU_RMS_LIMIT = 9e-3  # of a product of two linears, with three more roundings to bf16
 CAPACITY = 4096  # slots of the KV cache in a check
 CHECKED_LENGTH = 2040  # 9 rows from here pass a chunk boundary at 2,048
 OCCUPANCIES = (128, 2048)  # tokens in the cache when attention and merge are timed, in turns
@@ -29,7 +30,9 @@ CLASS_OUTPUTS = 100_000  # at least so many outputs are hashed: a change of orde
 
 
 class Case(Protocol):
-    """One kernel on one shape's operands."""
+    """One kernel on one shape's operands. limit: of the error."""
+
+    limit: float
 
     def rows(self, schedule: Any) -> int:
         """Rows that a launch with this schedule can be checked with."""
@@ -99,8 +102,10 @@ class LinearCase:
 
     def __init__(self, shape: LinearShape, numerics: Numerics, make: Operands) -> None:
         self.shape, self.numerics = shape, numerics
+        self.limit = SWIGLU_RMS_LIMIT if shape.swiglu else RMS_LIMIT
         fp8 = shape.dtype == "e4m3"
-        self.pool = max(ROWS, CLASS_ROWS[-1] * -(-CLASS_OUTPUTS // (sum(CLASS_ROWS) * shape.N))) if make.wide else ROWS
+        outputs = sum(CLASS_ROWS) * (shape.N // 2 if shape.swiglu else shape.N)
+        self.pool = max(ROWS, CLASS_ROWS[-1] * -(-CLASS_OUTPUTS // outputs)) if make.wide else ROWS
         draw = make.e4m3 if fp8 else make.bf16
         self.x = draw(shape.terms, self.pool, shape.K, seed=1)
         self.weights = make.copied(draw(shape.N, shape.K, seed=2))
@@ -118,8 +123,12 @@ class LinearCase:
         x_scale = self.x_scale[part] if self.x_scale is not None else None
         if x_scale is not None and first:
             x_scale = x_scale.clone()  # a slice that starts off 16 bytes is refused
-        return linear(self.x[0, part], self.weights[copy], schedule=schedule, numerics=self.numerics, x_lo=self._low(part),
-                      x_scale=x_scale, w_scale=self.w_scale, bias=self.bias)
+        w = self.weights[copy]
+        amax = None
+        if self.shape.swiglu and x_scale is not None:  # what the next quantisation reads; one a block, so no part of the class
+            amax = w.new_empty((schedule.row_tile, -(-self.shape.N // schedule.BLOCK_N)), dtype=x_scale.dtype)
+        return linear(self.x[0, part], w, schedule=schedule, numerics=self.numerics, x_lo=self._low(part), x_scale=x_scale,
+                      w_scale=self.w_scale, bias=self.bias, swiglu=self.shape.swiglu, amax=amax)
 
     def _low(self, part: slice) -> "torch.Tensor | None":
         """The second terms of rows of x, where it has two."""
@@ -139,8 +148,11 @@ class LinearCase:
 
         n = len(output)
         x_scale = self.x_scale[:n] if self.x_scale is not None else None
-        return relative_rms(output, linear_reference(self.x[0, :n], self.weights[0], x_scale, self.w_scale, self.bias,
-                                                     self._low(slice(n))))
+        y = linear_reference(self.x[0, :n], self.weights[0], x_scale, self.w_scale, self.bias, self._low(slice(n)))
+        if self.shape.swiglu:  # gates and ups in turns of 8
+            gate, up = y.reshape(n, -1, 2, 8).unbind(2)
+            y = (gate * gate.sigmoid() * up).reshape(n, -1)
+        return relative_rms(output, y)
 
     def timed(self, schedule: LinearSchedule, copy: int) -> None:
         self.launch(schedule, 0, CLASS_ROWS[-1], copy)
@@ -155,6 +167,8 @@ class LinearCase:
 class HeadCase:
     """The head. The argmax variant is judged by how far the logit of its token is from the greatest; its class is that of
     the logits under the same schedule, which it shares the reduction with."""
+
+    limit = RMS_LIMIT
 
     def __init__(self, shape: HeadShape, numerics: Numerics, make: Operands, logits: bool) -> None:
         self.shape, self.numerics, self.logits = shape, numerics, logits
@@ -202,6 +216,8 @@ class HeadCase:
 
 class AttentionCase:
     """Split-KV attention. Partials alone have no reference, so `output` puts the recipe's merge after it."""
+
+    limit = RMS_LIMIT
 
     def __init__(self, shape: AttentionShape, numerics: Numerics, make: Operands, merging: MergeSchedule,
                  occupancies: tuple[int, ...]) -> None:
@@ -260,6 +276,8 @@ class AttentionCase:
 
 class MergeCase:
     """Merge of partials that cover `chunk` keys each."""
+
+    limit = RMS_LIMIT
 
     def __init__(self, shape: MergeShape, numerics: Numerics, make: Operands, chunk: int,
                  occupancies: tuple[int, ...]) -> None:

@@ -25,6 +25,7 @@ TIMED_PROMPT, TIMED_TOKENS = 128, 96  # of one timed request
 DRAFT_LENGTH = 4
 ACCEPTED = (2, 0, 4, 1, 3)  # drafted tokens that are right, round by round
 CAPACITY = 4096
+WALL_SECONDS = 180  # of one task: weights are made, graphs captured, kernels outside the bundle compiled
 FIRST_ID = 100  # below are a tokenizer's bytes and marks
 
 
@@ -74,7 +75,7 @@ class GpuProbe:
         return ProbeTask(self.bundle, str(self.measurer.words), self.loaded, old, new, repeats)
 
     def _ask(self, function: Callable[[ProbeTask], Answer], task: ProbeTask) -> Any:
-        result = self.measurer.ask(function, task)
+        result = self.measurer.ask(function, task, WALL_SECONDS)
         if isinstance(result, pool.Died):
             raise GpuError(f"the decoder died with these schedules in place: {self.measurer.words_of(result)}",
                            expected="a decoder that runs", action="try its kernels alone: tune-kernels --on-gpu --kernel NAME")

@@ -72,9 +72,15 @@ class GpuMeasurer:
             serial = True
         return None, dead
 
-    def ask(self, function: Callable[[Any], Answer], task: Any) -> Any:
-        """The value of one task, or Died."""
+    def ask(self, function: Callable[[Any], Answer], task: Any, wall_seconds: float | None = None) -> Any:
+        """The value of one task, or Died. wall_seconds: more than the executor's own."""
         self.words.unlink(missing_ok=True)
+        if isinstance(self.executor, pool.LocalExecutor) and wall_seconds:
+            usual, self.executor.wall_seconds = self.executor.wall_seconds, wall_seconds
+            try:
+                return self.ask(function, task)
+            finally:
+                self.executor.wall_seconds = usual
         started = time.monotonic()
         [(_, answer)] = pool.run(self.executor, function, [task], in_flight=1)
         self.busy_seconds += time.monotonic() - started

@@ -37,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def arguments(rows: int, stride: int = 512) -> dict[str, Any]:
     return {"x_ptr": Tensor("float8_e4m3fn"), "w_ptr": Tensor("float8_e4m3fn"), "x_scale_ptr": Tensor("float32"),
             "w_scale_ptr": Tensor("float32"), "bias_ptr": Tensor("bfloat16"), "out_ptr": Tensor("bfloat16"),
-            "rows": rows, "stride_xm": stride, "stride_wn": stride, "stride_om": 256, "stride_os": 16}
+            "rows": rows, "stride_xm": stride, "stride_xt": 16, "stride_wn": stride, "stride_om": 256, "stride_os": 16}
 
 
 def make_bundle(folder: Path, schedule: LinearSchedule = SCHEDULE) -> str:

@@ -110,7 +110,8 @@ class Rehearsal(FakeMeasurer):
         linear_launch(shape, schedule, RECIPE.numerics)(
             linear_grid(shape, schedule, 148), x_ptr=Tensor("float8_e4m3fn"), w_ptr=Tensor("float8_e4m3fn"),
             x_scale_ptr=Tensor("float32"), w_scale_ptr=Tensor("float32"),
-            out_ptr=Tensor("float32" if schedule.split_k > 1 else "bfloat16"), rows=5, stride_xm=shape.K, stride_wn=shape.K,
+            out_ptr=Tensor("float32" if schedule.split_k > 1 else "bfloat16"), rows=5, stride_xm=shape.K, stride_xt=16,
+            stride_wn=shape.K,
             stride_om=stride, stride_os=5 * stride)
         return super().check(problem, name, schedule)
 
