@@ -5,6 +5,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +99,14 @@ def find_variant(report: Report, variant_id: str) -> dict[str, Any]:
 def describe_schedule(schedule: Mapping[str, Any]) -> str:
     """`BLOCK_N 64, BLOCK_K 128, ...` in the order of the design, knobs at their plain defaults left out."""
     order = ("chunk", "TILE", "BLOCK_N", "BLOCK_K", "BLOCK_D", "splits", "num_stages", "num_warps", "split_k")
-    plain = {f.name: f.default for kind in KINDS for f in dataclasses.fields(kind)}
+    plain = _plain_knobs()
     names = sorted(schedule, key=lambda k: order.index(k) if k in order else len(order))
     return ", ".join(f"{k} {schedule[k]}" for k in names if k not in plain or plain[k] != schedule[k])
+
+
+@cache
+def _plain_knobs() -> dict[str, Any]:
+    return {f.name: f.default for kind in KINDS for f in dataclasses.fields(kind)}
 
 
 def rejection_counts(variants: list[dict[str, Any]]) -> Counter[str]:
