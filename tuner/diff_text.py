@@ -21,6 +21,7 @@ MOST_ROWS = 40  # more scroll past unread; the other formats have them all
 MOST_CODE = 3  # rows whose changed lines of code are shown
 MOST_LINES = 4  # of code, a side
 TIME_WIDTH = len("123.4 [123.4, 123.4] µs →")
+TABLE_WIDTH = 120  # below it, columns would be lost
 PIPE_WIDTH = 140  # where there is no terminal: the same bytes everywhere
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the newline that stands between a cell's lines
 STYLES = {"changed": "yellow", "added": "green", "removed": "red", FASTER: "green", SLOWER: "red"}
@@ -61,7 +62,7 @@ def print_diff(diff: Diff, console: Console) -> None:
     console.print(summary)
     shown = [row for row in diff.rows if row.status != "unchanged" or row.findings]
     if shown:
-        console.print(_table(shown[:MOST_ROWS], diff.everywhere))
+        console.print((_table if console.width >= TABLE_WIDTH else _blocks)(shown[:MOST_ROWS], diff.everywhere))
     _print_more(len(shown), "rows", console)
     _print_codes([row for row in shown if row.code], console)
     for finding in diff.findings[:MOST_ROWS]:
@@ -77,19 +78,36 @@ def _print_more(count: int, what: str, console: Console) -> None:
 
 
 def _table(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> Table:
-    promoted = any(row.evidence or row.time for row in rows)
-    beside = any(words.notes(row, everywhere) for row in rows)
+    """A row a line, a column for each thing that some row has."""
+    cells = [_cells(row, everywhere) for row in rows]
+    names = [name for name in cells[0] if any(c[name] for c in cells)]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in ("", "kernel", "schedule", "artefact", *(("time", "bits", "evidence") if promoted else ()),
-                 *(("besides",) if beside else ())):
-        table.add_column(name, overflow="fold", vertical="top", min_width=TIME_WIDTH if name == "time" else None)
-    for row in rows:
-        cells = [_text((row.status, STYLES.get(row.status, ""))), _kernel(row), _lines(words.knobs(row)),
-                 _lines(words.artefact(row))]
-        cells += [_time(row), _bits(row), _evidence(row)] if promoted else []
-        table.add_row(*cells, *([_lines(words.notes(row, everywhere))] if beside else []))
+    for name in names:
+        table.add_column("" if name == "status" else name, overflow="fold", vertical="top",
+                         min_width=TIME_WIDTH if name == "time" else None)
+    for mine in cells:
+        table.add_row(*(mine[name] for name in names))
         table.add_section()
     return table
+
+
+def _blocks(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> Table:
+    """For a narrow terminal, where a table would lose columns: a block a row."""
+    grid = Table.grid(padding=(0, 2))
+    for row in rows:
+        cells = _cells(row, everywhere)
+        grid.add_row(_text(""))
+        grid.add_row(cells.pop("status"), cells.pop("kernel"))
+        for name, cell in cells.items():
+            if cell:
+                grid.add_row(_text((name, "dim")), cell)
+    return grid
+
+
+def _cells(row: RowDiff, everywhere: Sequence[Change]) -> dict[str, Text]:
+    return {"status": _text((row.status, STYLES.get(row.status, ""))), "kernel": _kernel(row),
+            "schedule": _lines(words.knobs(row)), "artefact": _lines(words.artefact(row)), "time": _time(row),
+            "bits": _bits(row), "evidence": _evidence(row), "besides": _lines(words.notes(row, everywhere))}
 
 
 def _lines(parts: Iterable[str]) -> Text:
@@ -120,7 +138,7 @@ def _evidence(row: RowDiff) -> Text:
     if state is None:
         return _text("")
     return _text((state.state, "" if state.state == PRESENT else "red"), f": {words.checks(state)}\n",
-                         (words.weights(state), "yellow" if state.random else ""))
+                 (words.weights(state), "yellow" if state.random else ""))
 
 
 def _print_codes(rows: Sequence[RowDiff], console: Console) -> None:

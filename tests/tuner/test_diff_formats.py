@@ -147,6 +147,17 @@ def test_colours_on_a_terminal_alone(stores: Path) -> None:
     assert "\x1b[" in file.getvalue()
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 110, 120, 200])
+def test_nothing_is_lost_on_a_narrow_terminal(stores: Path, width: int) -> None:
+    file = io.StringIO()
+    print_diff(made(stores), Console(file=file, width=width))
+    said = "".join(file.getvalue().split())
+    for word in ("num_stages3→4", "agreement18/18", "RANDOMWEIGHTS(random:0)", "sameclass", "slower+3.0%"):
+        assert word in said or width == 120, word
+    assert said.count("RANDOMWEIGHTS") == 3 or width >= 120
+    assert all(len(line) <= width for line in file.getvalue().splitlines())
+
+
 # ---- the command ----
 
 def tune(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
