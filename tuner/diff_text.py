@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,8 +21,7 @@ from .diff_time import FASTER, SLOWER
 MOST_ROWS = 40  # more scroll past unread; the other formats have them all
 MOST_CODE = 3  # rows whose changed lines of code are shown
 MOST_LINES = 4  # of code, a side
-TIME_WIDTH = len("123.4 [123.4, 123.4] µs →")
-TABLE_WIDTH = 120  # below it, columns would be lost
+GAP = 3  # between columns, with what the box takes at the ends
 PIPE_WIDTH = 140  # where there is no terminal: the same bytes everywhere
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the newline that stands between a cell's lines
 STYLES = {"changed": "yellow", "added": "green", "removed": "red", FASTER: "green", SLOWER: "red"}
@@ -62,7 +62,8 @@ def print_diff(diff: Diff, console: Console) -> None:
     console.print(summary)
     shown = [row for row in diff.rows if row.status != "unchanged" or row.findings]
     if shown:
-        console.print((_table if console.width >= TABLE_WIDTH else _blocks)(shown[:MOST_ROWS], diff.everywhere))
+        cells = [_cells(row, diff.everywhere) for row in shown[:MOST_ROWS]]
+        console.print(_table(cells, console.width) or _blocks(cells))
     _print_more(len(shown), "rows", console)
     _print_codes([row for row in shown if row.code], console)
     for finding in diff.findings[:MOST_ROWS]:
@@ -77,28 +78,37 @@ def _print_more(count: int, what: str, console: Console) -> None:
         console.print(_text(f"and {count - MOST_ROWS:,} more {what}: --format html --out FILE shows all"))
 
 
-def _table(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> Table:
-    """A row a line, a column for each thing that some row has."""
-    cells = [_cells(row, everywhere) for row in rows]
+def _table(cells: Sequence[dict[str, Text]], width: int) -> Table | None:
+    """A row a line, a column for each thing that some row has; None where a word would not fit, which rich crops silently."""
     names = [name for name in cells[0] if any(c[name] for c in cells)]
+    columns = [[_text(name), *(c[name] for c in cells)] for name in names]
+    least = [max(_longest(cell, " " if name != "time" else "\n") for cell in column) for name, column in zip(names, columns)]
+    most = [max(_longest(cell, "\n") for cell in column) for column in columns]
+    spare, wanted = width - sum(least) - GAP * len(names), sum(most) - sum(least)
+    if spare < 0:
+        return None
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in names:
-        table.add_column("" if name == "status" else name, overflow="fold", vertical="top",
-                         min_width=TIME_WIDTH if name == "time" else None)
+    for name, low, high in zip(names, least, most):
+        share = min(high - low, spare * (high - low) // wanted) if wanted else 0
+        table.add_column("" if name == "status" else name, width=low + share, overflow="fold", vertical="top")
     for mine in cells:
         table.add_row(*(mine[name] for name in names))
         table.add_section()
     return table
 
 
-def _blocks(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> Table:
-    """For a narrow terminal, where a table would lose columns: a block a row."""
+def _longest(cell: Text, separator: str) -> int:
+    """Cells of the longest word, or line, in it."""
+    return max(cell_len(part) for line in cell.plain.split("\n") for part in line.split(separator))
+
+
+def _blocks(cells: Sequence[dict[str, Text]]) -> Table:
+    """A block a row, where a table doesn't fit."""
     grid = Table.grid(padding=(0, 2))
-    for row in rows:
-        cells = _cells(row, everywhere)
+    for mine in cells:
         grid.add_row(_text(""))
-        grid.add_row(cells.pop("status"), cells.pop("kernel"))
-        for name, cell in cells.items():
+        grid.add_row(mine["status"], mine["kernel"])
+        for name, cell in list(mine.items())[2:]:
             if cell:
                 grid.add_row(_text((name, "dim")), cell)
     return grid
