@@ -72,6 +72,9 @@ class Model(Protocol):
     def greedy(self, final: "torch.Tensor") -> list[int]:
         """The winning token of each row, the lowest id on ties. Never beyond `vocab_limit`."""
 
+    def project(self, index: int, kernel: str, x: "torch.Tensor") -> "torch.Tensor":
+        """One projection of one layer (qkv, o, gate_up, down) on rows x, for the reference check: [rows, N]."""
+
     def limit_vocabulary(self, size: int) -> None:
         """From now on no id at or beyond `size` (the tokenizer's) is ever emitted."""
 

@@ -3,6 +3,9 @@
 Runs are interleaved: each repeat of each prompt decodes with every configuration in turn. A figure is the median
 over prompts and repeats of the ratio to the AR run of the same prompt and repeat; outputs are compared, and a run
 whose tokens differ fails the benchmark. Rates are of decode alone; a second column includes the prompt.
+
+The naive decoders (naive.py) may run in turn with them, for comparison: as many tokens as AR made, and the share of requests
+with AR's tokens is shown, not demanded.
 """
 
 import statistics
@@ -12,25 +15,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .engine import Decoder, Result
+import torch
+
+from .engine import Decoder, Result, torch_device
 from .errors import RequestError
+from .naive import Naive
 from .scripted import ScriptedDrafter
 from .stats import Stats
 
 SETS = ("evaluation", "tuning")
+NAIVE = "naive-"  # before a mode of the naive decoders
 PATTERN = 20  # rounds after which a scripted acceptance repeats
 
 
 @dataclass(frozen=True)
 class Config:
-    """One way to decode; draft_length 0 for AR."""
+    """One way to decode: ar, sd, ssd, or naive- before one of them; draft_length 0 for AR."""
 
     mode: str
     draft_length: int
 
     @property
     def label(self) -> str:
-        return self.mode if self.mode == "ar" else f"{self.mode} K={self.draft_length}"
+        return f"{self.mode} K={self.draft_length}" if self.draft_length else self.mode
+
+    @property
+    def is_naive(self) -> bool:
+        return self.mode.startswith(NAIVE)
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ def scripted_pattern(tau: float) -> list[int]:
 
 
 def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chosen: list[Config], max_new_tokens: int,
-            tau: float | None, branches: int, progress: Callable[[str], None]) -> Iterator[Run]:
+            tau: float | None, branches: int, progress: Callable[[str], None], naive: Naive | None = None) -> Iterator[Run]:
     """Every run, interleaved."""
     own = decoder.drafter
     for repeat in range(repeats):
@@ -88,6 +99,28 @@ def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chose
                 ar = ar or result
                 yield Run(config, prompt["name"], prompt["kind"], repeat, result.stats, result.token_ids == ar.token_ids)
             decoder.drafter = own
+            if naive is not None and ar is not None:
+                for config in naive_configs(chosen):
+                    progress(f"repeat {repeat + 1} of {repeats}: {prompt['name']}, {config.label}")
+                    mode = config.mode.removeprefix(NAIVE)
+                    tokens, stats = naive.run(mode, ids, len(ar.token_ids), config.draft_length)
+                    yield Run(config, prompt["name"], prompt["kind"], repeat, stats, tokens == ar.token_ids)
+
+
+def naive_baseline(decoder: Decoder, weights: str, model: str | None, drafter: str | None, device: str | None) -> Naive:
+    """The same weights and drafter, in fp32 where the recipe is, else in bf16: Hugging Face's model has no FP8."""
+    return Naive(weights, model, drafter, torch.float32 if decoder.recipe.precision["linear"] == "fp32" else torch.bfloat16,
+                 torch_device(device))
+
+
+def naive_configs(chosen: list[Config]) -> list[Config]:
+    """The naive counterpart of each."""
+    return [Config(NAIVE + config.mode, config.draft_length) for config in chosen]
+
+
+def all_same(runs: list[Run]) -> bool:
+    """Whether every run but the naive ones made AR's tokens."""
+    return all(run.same_as_ar for run in runs if not run.config.is_naive)
 
 
 def prompt_ids(decoder: Decoder, text: str) -> list[int]:
@@ -112,7 +145,7 @@ def summary(runs: list[Run], kind: str | None = None) -> list[dict[str, Any]]:
         asked = total["branch_hits"] + total["branch_misses"]
         rows.append({
             "config": config.label, "mode": config.mode, "draft_length": config.draft_length, "kind": kind or "all",
-            "requests": len(of), "same_as_ar": all(r.same_as_ar for r in of),
+            "requests": len(of), "same_as_ar": sum(r.same_as_ar for r in of),
             "tokens_per_s": statistics.median(r.stats.decode_tokens_per_s for r in of),
             "tokens_per_s_with_prefill": statistics.median(
                 (r.stats.emitted + 1) / (r.stats.decode_s + r.stats.prefill_s) for r in of),

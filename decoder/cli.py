@@ -199,15 +199,16 @@ def _show_evidence(evidence: Any, out: Path) -> None:
 @click.option("--set", "which", type=click.Choice(("evaluation", "tuning")), default="evaluation", show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=None, help="The prompts file's where not given.")
 @click.option("--max-new-tokens", default=64, show_default=True)
+@click.option("--naive", is_flag=True, help="Run Hugging Face's model with its growing cache in turn, for comparison.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @told
 def bench(weights: str, model: str | None, recipe: str, backend: str | None, drafter: str, device: str | None,
           capacity: int | None, modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
-          scripted_tau: float | None, prompts: Path, which: str, repeats: int | None, max_new_tokens: int,
+          scripted_tau: float | None, prompts: Path, which: str, repeats: int | None, max_new_tokens: int, naive: bool,
           out: Path | None, as_json: bool) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
-    from .bench import configs, load_prompts, run_all, summary
+    from .bench import all_same, configs, load_prompts, naive_baseline, run_all, summary
     from .engine import Decoder
     from .errors import RequestError
 
@@ -217,16 +218,17 @@ def bench(weights: str, model: str | None, recipe: str, backend: str | None, dra
     chosen, file_repeats = load_prompts(prompts, which)
     decoder = Decoder.load(weights, model, recipe, drafter, backend, device, capacity=capacity)
     progress = Progress()
+    baseline = naive_baseline(decoder, weights, model, drafter, device) if naive else None
     try:
         runs = list(run_all(decoder, chosen, repeats or file_repeats, configs(modes, draft_lengths), max_new_tokens,
-                            scripted_tau, branches, progress))
+                            scripted_tau, branches, progress, baseline))
     finally:
         progress.done()
     kinds = [None, *dict.fromkeys(run.kind for run in runs)]
     rows = [row for kind in kinds for row in summary(runs, kind)]
     record = {"schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": recipe, "set": which,
               "drafter": "scripted" if scripted_tau else drafter, "max_new_tokens": max_new_tokens, "rows": rows,
-              "same": all(run.same_as_ar for run in runs)}
+              "naive_dtype": baseline.dtype_name if baseline else None, "same": all_same(runs)}
     text = json.dumps(record, sort_keys=True)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +246,7 @@ def _show_bench(rows: list[dict[str, Any]], which: str) -> None:
            "same"),
           [(r["kind"], r["config"], f"{r['tokens_per_s']:.1f}", f"{r['tokens_per_s_with_prefill']:.1f}",
             f"{r['over_ar']:.2f}", f"{r['tokens_per_round']:.2f}", f"{r['acceptance']:.2f}", f"{r['hit_rate']:.2f}",
-            f"{r['t_v_ms']:.2f}", f"{r['t_d_ms']:.2f}", "yes" if r["same_as_ar"] else "NO") for r in rows])
+            f"{r['t_v_ms']:.2f}", f"{r['t_d_ms']:.2f}", f"{r['same_as_ar']} of {r['requests']}") for r in rows])
 
 
 @click.command()

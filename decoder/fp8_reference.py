@@ -1,14 +1,16 @@
 """An independent FP8 linear for the reference check: Hugging Face's model with its projections replaced by it.
 
-Written against the definition alone, and importing nothing of the project: the stored weights (e4m3 with one scale
-per output channel) are dequantised, activations are quantised and dequantised per row, and the product runs in fp32.
-It must never share code with what it judges.
+Written against the definition alone, and importing nothing of the project: weights are e4m3 with one scale per output
+channel, found by least squares; activations are two e4m3 terms, the second for what the first leaves, with one power of
+two a row as their scale. Both are quantised and dequantised by arithmetic, without the e4m3 type, and the product runs in
+fp32. It must never share code with what it judges.
 """
 
 import torch
 from torch import nn
 
 LARGEST = 448.0  # of e4m3
+FRACTIONS = 8  # of an octave, at which a weight's scale is tried
 
 
 def round_to_e4m3(x: torch.Tensor) -> torch.Tensor:
@@ -18,26 +20,43 @@ def round_to_e4m3(x: torch.Tensor) -> torch.Tensor:
     return (torch.round(x / step) * step).clamp(-LARGEST, LARGEST)
 
 
-def fake_quantise(x: torch.Tensor) -> torch.Tensor:
-    """x [rows, K] through e4m3 and back, one scale a row."""
+def fake_quantise_weights(w: torch.Tensor) -> torch.Tensor:
+    """w [N, K] in fp32 through e4m3 and back; a row's scale is the best of FRACTIONS, from the smallest that doesn't
+    saturate up to an octave more."""
+    peak = w.abs().max(dim=1, keepdim=True).values
+    smallest = torch.where(peak == 0, torch.ones_like(peak), peak / LARGEST)
+    trials = [smallest * 2.0 ** (i / FRACTIONS) for i in range(FRACTIONS)]
+    errors = [(round_to_e4m3(w / s).double() * s.double() - w.double()).square().sum(dim=1) for s in trials]
+    best = torch.stack(errors).argmin(dim=0)
+    scale = torch.stack(trials)[best, torch.arange(len(w))]
+    return round_to_e4m3(w / scale) * scale
+
+
+def fake_quantise_activations(x: torch.Tensor) -> torch.Tensor:
+    """x [..., K] as two e4m3 terms and back: under a row's scale its largest lies in [128, 256)."""
     peak = x.abs().max(dim=-1, keepdim=True).values
-    scale = torch.where(peak == 0, torch.ones_like(peak), peak / LARGEST)
-    return round_to_e4m3(x / scale) * scale
+    _, exponent = torch.frexp(peak)  # peak = m * 2^exponent, 1/2 <= m < 1
+    scale = torch.exp2((exponent - 8).clamp(min=-126).to(x.dtype))
+    first = round_to_e4m3(x / scale)
+    second = round_to_e4m3((x / scale - first) * 16)
+    return (first + second / 16) * scale
 
 
 class FakeQuantisedLinear(nn.Module):
-    """y = fake_quantise(x) @ fake_quantise(w).T + bias, in fp32 (fp64 where x is fp64), returned in x's type."""
+    """y = x @ w.T + bias with both operands fake-quantised, in fp32 (fp64 where x is fp64), rounded to x's type at the
+    end."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = fake_quantise(linear.weight.detach().float())  # no parameter: keeps its type when the model's changes
+        # A plain tensor, no parameter, so that it keeps its type when the model's changes.
+        self.weight = fake_quantise_weights(linear.weight.detach().float())
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K]; [..., N]."""
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        y = (fake_quantise(x.to(wide)) @ self.weight.to(wide).T).to(x.dtype)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        y = fake_quantise_activations(x.to(wide)) @ self.weight.to(wide).T
+        return (y if self.bias is None else y + self.bias.to(wide)).to(x.dtype)
 
 
 def replace_projections(model: nn.Module) -> nn.Module:

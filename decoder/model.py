@@ -139,6 +139,11 @@ class TorchModel:
                                 action="check the weights; try the fp32 recipe")
         return winners
 
+    def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
+        """See backend.Model.project."""
+        linear: Linear = getattr(self.layers[index], kernel)
+        return linear(x.to(self.device, linear.dtype))
+
     def limit_vocabulary(self, size: int) -> None:
         """See backend.Model.limit_vocabulary."""
         self.vocab_limit = min(size, self.shape.vocab_size)

@@ -34,16 +34,17 @@ def pad_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def pad_columns(w: torch.Tensor) -> torch.Tensor:
-    """w [N, K] with zero rows up to a multiple of COLUMN_BLOCK. Once, at load."""
+    """w [N, K] or [N] with zeros up to a multiple of COLUMN_BLOCK rows. Once, at load."""
     extra = -w.shape[0] % COLUMN_BLOCK
-    return torch.cat([w, w.new_zeros(extra, w.shape[1])]) if extra else w.contiguous()
+    return torch.cat([w, w.new_zeros(extra, *w.shape[1:])]) if extra else w.contiguous()
 
 
-def matmul(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
-    """x @ w.T: x [rows, K], w [N padded, K] as `pad_columns` made it; [rows, n]."""
+def matmul(x: torch.Tensor, w: torch.Tensor, n: int, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ w.T + bias: x [rows, K], w [N padded, K] and bias [N padded] as `pad_columns` made them, of one type; [rows,
+    n]. The library adds the bias before it rounds to bf16."""
     rows = x.shape[0]
     blocks = pad_rows(x).split(ROW_BLOCK)
-    out = [F.linear(block, w) for block in blocks]
+    out = [F.linear(block, w, bias) for block in blocks]
     return (out[0] if len(out) == 1 else torch.cat(out))[:rows, :n]
 
 

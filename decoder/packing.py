@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .linear import quantise
+from .linear import quantise_weights
 from .precision import Precision
 
 
@@ -26,6 +26,6 @@ def pack(w: torch.Tensor, precision: Precision, device: torch.device, bias: torc
     """w [N, K] and bias [N] in any float type."""
     bias = None if bias is None else bias.to(device, torch.bfloat16)
     if precision.is_e4m3:
-        w_q, scale = quantise(w.to(device))
-        return Packed(w_q, scale[:, 0].contiguous(), bias)
+        w_q, scale = quantise_weights(w.to(device))
+        return Packed(w_q, scale.contiguous(), bias)
     return Packed(w.to(device, torch.bfloat16).contiguous(), None, bias)

@@ -7,7 +7,7 @@ from .errors import LoadError
 
 ALLOWED = {
     "linear": ("fp32", "bf16", "e4m3"),
-    "activation": ("fp32", "bf16", "e4m3"),
+    "activation": ("fp32", "bf16", "e4m3x2"),
     "attention": ("fp32", "bf16"),
     "kv_cache": ("fp32", "bf16"),
     "lm_head": ("fp32", "bf16"),
@@ -29,8 +29,13 @@ class Precision:
 
     @property
     def is_e4m3(self) -> bool:
-        """Projections with e4m3 weights and e4m3 activations."""
+        """Projections with e4m3 weights, and activations as two e4m3 terms."""
         return self.linear == "e4m3"
+
+    @property
+    def terms(self) -> int:
+        """e4m3 numbers that stand for one activation."""
+        return 2 if self.activation == "e4m3x2" else 1
 
 
 def precision_of(recipe: Recipe) -> Precision:
@@ -49,9 +54,9 @@ def precision_of(recipe: Recipe) -> Precision:
     if missing:
         raise LoadError(f"recipe {recipe.name}: precision.{missing[0]} is missing")
     precision = Precision(**found)
-    if (precision.linear == "e4m3") != (precision.activation == "e4m3"):
+    if (precision.linear == "e4m3") != (precision.activation == "e4m3x2"):
         raise LoadError(f"recipe {recipe.name}: linear is {precision.linear}, activation {precision.activation}",
-                        expected="both e4m3 or neither: e4m3 weights are multiplied with e4m3 activations")
+                        expected="e4m3 with e4m3x2, or neither: e4m3 weights are multiplied with e4m3 activations")
     plain = {precision.attention, precision.kv_cache, precision.lm_head}
     plain |= set() if precision.is_e4m3 else {precision.linear, precision.activation}
     if len(plain) != 1:

@@ -33,7 +33,7 @@ class Bounds:
     items: int
 
 
-BOUNDS = {"fp32": Bounds(1.0, 1.0, 0.0, 0), "bf16": Bounds(1.01, 0.96, 0.005, 1), "e4m3": Bounds(1.05, 0.90, 0.03, 2)}
+BOUNDS = {"fp32": Bounds(1.0, 1.0, 0.0, 0), "bf16": Bounds(1.01, 0.96, 0.005, 1), "e4m3": Bounds(1.02, 0.90, 0.03, 2)}
 
 
 @dataclass

@@ -24,8 +24,9 @@ from .small_model import SmallModelDrafter
 from .triton_eagle3 import TritonEagle3Model
 from .triton_model import TritonModel, nan_error
 
-AHEAD = 2  # rounds launched before the oldest one's record is awaited: the device never waits for Python
-RING = 64  # records kept on the device; more than AHEAD
+AHEAD = 2  # batches launched before the oldest one's records are awaited: the device never waits for Python
+TOKENS_A_BATCH = 4  # rows verified in one graph, about: several rounds of one token, one of several
+RING = 64  # records kept on the device; more than AHEAD batches hold, and a multiple of each
 PATTERN = 1024  # rounds of a script before it repeats
 
 
@@ -151,11 +152,16 @@ class Rounds:
         accept(winners, inputs.row_tokens, inputs.pair, inputs.state, inputs.starts, inputs.ends, self.records,
                draft_length=draft_length, schedule=model.fixed.one, numerics=model.recipe.numerics)
 
-    def run(self, proposal: Proposal, draft_length: int, tokens: int, slot: int) -> torch.cuda.Event | None:
-        """Launches one round, from a graph once there is one, and the copy of its record; the event says when it has come."""
-        key = ("round", proposal.cache, draft_length, self.cache.chunks_for(tokens), self.script is not None)
-        self.cache.graphs.run(key, lambda: self.launch(proposal, draft_length, tokens))
-        self.host[slot].copy_(self.records[slot], non_blocking=True)
+    def run(self, proposal: Proposal, draft_length: int, tokens: int, slot: int, batch: int) -> torch.cuda.Event | None:
+        """Launches `batch` rounds, from a graph once there is one, and the copy of their records, from `slot` on; the event says
+        when they have come."""
+        def rounds() -> None:
+            for _ in range(batch):
+                self.launch(proposal, draft_length, tokens)
+
+        self.cache.graphs.run(("rounds", proposal.cache, draft_length, self.cache.chunks_for(tokens), self.script is not None),
+                              rounds)
+        self.host[slot:slot + batch].copy_(self.records[slot:slot + batch], non_blocking=True)
         if self.model.device.type != "cuda":
             return None
         event = torch.cuda.Event()
@@ -193,22 +199,28 @@ def resident(session: Session, rounds: Rounds, drafter: Drafter | None, proposal
     stats, cache = session.stats, rounds.cache
     with rounds.model.lock, torch.inference_mode():
         rounds.begin(session, proposal, drafter, ends)
+        batch = max(1, TOKENS_A_BATCH // (draft_length + 1))
         waiting: list[tuple[int, torch.cuda.Event | None]] = []
         launched = 0
         while not session.finished:
             started = time.perf_counter()
             while len(waiting) < AHEAD:
-                slot, launched = launched % RING, launched + 1
-                most = len(session.tokens) + (len(waiting) + 1) * (draft_length + 1)
-                waiting.append((slot, rounds.run(proposal, draft_length, most, slot)))
+                most = len(session.tokens) + (len(waiting) + 1) * batch * (draft_length + 1)
+                slot, launched = launched % RING, launched + batch
+                waiting.append((slot, rounds.run(proposal, draft_length, most, slot, batch)))
             slot, event = waiting.pop(0)
             waits = time.perf_counter()
             if event is not None:
                 event.synchronize()
             came = time.perf_counter()
-            take(session, rounds.host[slot].tolist(), draft_length)
-            stats.host_s += waits - started + time.perf_counter() - came
-            yield
+            stats.host_s += waits - started
+            for record in rounds.host[slot:slot + batch].tolist():
+                take(session, record, draft_length)
+                stats.host_s += time.perf_counter() - came
+                yield
+                came = time.perf_counter()
+                if session.finished:
+                    break
         cache.cursor = len(session.tokens) - 1
 
 

@@ -5,7 +5,10 @@ A draw at index i of the sequence adds Gumbel noise to logits / temperature and 
 decoder draws the same token there from the same logits. Speculation keeps a drafted token where it equals the
 target's draw: for a draft d that happens with probability p(d), and otherwise the draw is distributed as p without
 d, which is rejection sampling (Leviathan, Kalman, Matias 2023) with a drafter that puts all its mass on d. So
-sampling is lossless, and identical in AR, SD and SSD.
+sampling is lossless, and identical in AR, SD and SSD. What it costs: a drafter that draws from q with the same noise is
+right with probability (1 - TV) / (1 + TV) at least, where rejection sampling on q reaches 1 - TV, TV being the total
+variation distance of p and q (Daliri, Musco, Suresh 2024, "Coupling without communication and drafter-invariant
+speculative decoding").
 """
 
 import math

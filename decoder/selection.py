@@ -9,9 +9,10 @@ import torch
 
 from ..kernels.registry import default_schedule
 from ..schedules.recipe import Recipe
-from ..schedules.schedule import LinearSchedule, Schedule, schedule_id, schedule_to_dict
+from ..schedules.schedule import Schedule, schedule_id, schedule_to_dict
 from ..shapes.model import ModelShape
 from .errors import LoadError
+from .precision import precision_of
 
 KERNELS = ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")
 
@@ -45,7 +46,7 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
     """A schedule for every tunable kernel of a model.
 
     Raises:
-        LoadError: a device without defaults; a gate_up whose partials nobody would sum.
+        LoadError: a device without defaults.
     """
     arch = device_arch(device)
     if arch not in recipe.defaults:
@@ -53,14 +54,13 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
                         expected=f"one of {', '.join(recipe.defaults) or 'no target at all'}", action="use another recipe")
     chosen: dict[str, Schedule] = {}
     rows = []
+    precision = precision_of(recipe)
+    shapes = shape.kernel_shapes(precision.linear, precision.terms)
     for kernel in [*KERNELS, *(["fc"] if shape.architecture == "eagle3" else [])]:
-        chosen[kernel] = options.overrides.get(kernel) or default_schedule(recipe, kernel, arch)
+        chosen[kernel] = options.overrides.get(kernel) or default_schedule(recipe, kernel, arch, shapes[kernel])
         origin = "override" if kernel in options.overrides else "recipe default, no evidence"
         rows.append({"kernel": kernel, "schedule": schedule_to_dict(chosen[kernel]), "schedule_id": schedule_id(chosen[kernel]),
                      "origin": origin})
-    gate_up = chosen["gate_up"]
-    if isinstance(gate_up, LinearSchedule) and gate_up.split_k > 1:
-        raise LoadError(f"gate_up with split_k {gate_up.split_k}", expected="1: SwiGLU reads one bf16 result, not partials")
     return Selection(chosen, tuple(rows))
 
 

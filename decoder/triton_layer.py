@@ -194,6 +194,24 @@ class Decode(Phase):
         yield from self.narrow(cache.partials.o, rows, self.amax)
 
 
+    def project(self, kernel: str, weights: Packed, x: torch.Tensor) -> torch.Tensor:
+        """One linear on its own, partials summed and rounded: x [rows, K] bf16 to [rows, N] bf16."""
+        schedule = cast(LinearSchedule, self.schedules[kernel])
+        terms, scale = x[None], None
+        if weights.scale is not None:
+            terms = x.new_empty(2, *x.shape, dtype=weights.w.dtype)
+            scale = x.new_empty(len(x), dtype=torch.float32)
+            quantise(x, terms, scale, rows=len(x), schedule=self.fixed.norm, numerics=self.numerics)
+        y = linear(terms[0], weights.w, x_lo=None if scale is None else terms[1], x_scale=scale, w_scale=weights.scale,
+                   bias=weights.bias, schedule=schedule, numerics=self.numerics)
+        if schedule.split_k == 1:
+            return y
+        total = y[0]
+        for partial in y[1:]:
+            total = total + partial
+        return total.to(torch.bfloat16)
+
+
 class Prefill(Phase):
     """Many rows. out: attention's output [rows, num_heads, head_dim] bf16."""
 

@@ -192,9 +192,22 @@ class TritonModel:
         return lm_head(final, self.head, schedule=self.head_schedule, numerics=self.recipe.numerics, limit=self.vocab_limit,
                        scratch=self.scratch, reduce=self.fixed.row)
 
+    def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
+        """See backend.Model.project."""
+        weights = self.layers[index].linears[kernel]
+        with self.lock, torch.inference_mode():
+            rows = x.to(self.device, torch.bfloat16)
+            y = torch.cat([self.decode.project(kernel, weights, part.contiguous()) for part in rows.split(self.max_rows)])
+        return turns_undone(y) if kernel == "gate_up" else y
+
     def limit_vocabulary(self, size: int) -> None:
         """See backend.Model.limit_vocabulary."""
         self.vocab_limit = min(size, self.shape.vocab_size)
+
+
+def turns_undone(y: torch.Tensor) -> torch.Tensor:
+    """Columns of gates and ups in turns of 8 as gates, then ups."""
+    return torch.cat([part.flatten(-2) for part in y.unflatten(-1, (-1, 2, 8)).unbind(-2)], dim=-1)
 
 
 def nan_error() -> NumericsError:

@@ -94,7 +94,7 @@ def _load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K: tl.constexpr, BLOCK_K: 
 def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt, stride_wn,
                  stride_om, stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
-                 TMA: tl.constexpr, PEEL: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr):
+                 TMA: tl.constexpr, PRELOAD: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr):
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     pid_n = tile % NUM_N
@@ -102,6 +102,7 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
     n0 = pid_n * BLOCK_N
     offs_n = n0 + tl.arange(0, BLOCK_N)
     offs_m = tl.arange(0, ROW_TILE)
+    WHOLE: tl.constexpr = STEPS // SPLIT_K * BLOCK_K  # the range of a split, where it is preloaded
 
     if STEPS % SPLIT_K == 0:
         first = split * (STEPS // SPLIT_K)
@@ -113,21 +114,32 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         acc = tl.zeros((BLOCK_N, TERMS * ROW_TILE), tl.float32)
     else:
         acc = tl.zeros((TERMS * ROW_TILE, BLOCK_N), tl.float32)
+    if WEIGHTS_AS_M:
+        n_axis = offs_n[:, None]
+        m_axis = offs_m[None, :]
+    else:
+        n_axis = offs_n[None, :]
+        m_axis = offs_m[:, None]
     if PDL and EARLY:
         gdc_launch_dependents()
-    if PEEL > 0:
-        # Weights depend on no kernel in front: the first PEEL steps' are on their way while this one waits for it.
-        w_peel = _load_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, BLOCK_K, PEEL * BLOCK_K, False)
-        if PDL:
-            gdc_wait()
-        x_peel = _load_rows(x_ptr, first * BLOCK_K, rows, stride_xm, stride_xt, K, BLOCK_K, PEEL * BLOCK_K, ROW_TILE, TERMS)
-        if WEIGHTS_AS_M:
-            acc = tl.dot(w_peel, x_peel, acc)
-        else:
-            acc = tl.dot(x_peel.T, w_peel.T, acc)
-    elif PDL:
+    # What depends on no kernel in front is on its way while this one waits for it: scales of weights, bias, preloaded weights.
+    if w_scale_ptr is not None:
+        w_scale = tl.load(w_scale_ptr + n_axis, mask=n_axis < N, other=0.0)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + n_axis, mask=n_axis < N, other=0.0).to(tl.float32)
+    if PRELOAD:
+        w_all = _load_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, BLOCK_K, WHOLE, False)
+    if PDL:
         gdc_wait()
-    for step in tl.range(PEEL, count):
+    if x_scale_ptr is not None:
+        x_scale = tl.load(x_scale_ptr + m_axis, mask=m_axis < rows, other=0.0)
+    if PRELOAD:
+        x_all = _load_rows(x_ptr, first * BLOCK_K, rows, stride_xm, stride_xt, K, BLOCK_K, WHOLE, ROW_TILE, TERMS)
+        if WEIGHTS_AS_M:
+            acc = tl.dot(w_all, x_all, acc)
+        else:
+            acc = tl.dot(x_all.T, w_all.T, acc)
+    for step in tl.range(0, 0 if PRELOAD else count):
         k0 = (first + step) * BLOCK_K
         w = _load_weights(w_ptr, stride_wn, n0, k0, N, K, BLOCK_N, BLOCK_K, BLOCK_K, TMA)
         x = _load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K, BLOCK_K, BLOCK_K, ROW_TILE, TERMS)
@@ -144,19 +156,10 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         else:
             acc, low = acc.reshape(2, ROW_TILE, BLOCK_N).permute(1, 2, 0).split()
         acc = acc + low * 0.0625  # 1 / LO_FACTOR
-    if WEIGHTS_AS_M:
-        n_axis = offs_n[:, None]
-        m_axis = offs_m[None, :]
-    else:
-        n_axis = offs_n[None, :]
-        m_axis = offs_m[:, None]
     there = (m_axis < rows) & (n_axis < N)
     if x_scale_ptr is not None:
-        x_scale = tl.load(x_scale_ptr + m_axis, mask=m_axis < rows, other=0.0)
-        w_scale = tl.load(w_scale_ptr + n_axis, mask=n_axis < N, other=0.0)
         acc = acc * x_scale * w_scale
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + n_axis, mask=n_axis < N, other=0.0).to(tl.float32)
         if SPLIT_K == 1:
             acc = acc + bias
         else:
@@ -180,19 +183,20 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
 def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt, stride_wn,
                   stride_om, stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                   ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
-                  TMA: tl.constexpr, PEEL: tl.constexpr, SWIGLU: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr,
+                  TMA: tl.constexpr, PRELOAD: tl.constexpr, SWIGLU: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr,
                   EARLY: tl.constexpr):
-    """w_ptr is a tensor descriptor where TMA. amax_ptr [ROW_TILE, tiles of N] or None, where SWIGLU. Tiles run over N first, then over splits."""
+    """w_ptr is a tensor descriptor where TMA. amax_ptr [ROW_TILE, tiles of N] or None, where SWIGLU. Tiles run over N first, then
+    over splits."""
     if PERSISTENT:
         TILES: tl.constexpr = ((N + BLOCK_N - 1) // BLOCK_N) * SPLIT_K
         for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):
             _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt,
                          stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, TERMS, SPLIT_K, WEIGHTS_AS_M, TMA,
-                         PEEL, SWIGLU, PDL, EARLY)
+                         PRELOAD, SWIGLU, PDL, EARLY)
     else:
         _linear_tile(tl.program_id(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm,
                      stride_xt, stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, TERMS, SPLIT_K, WEIGHTS_AS_M,
-                     TMA, PEEL, SWIGLU, PDL, EARLY)
+                     TMA, PRELOAD, SWIGLU, PDL, EARLY)
 
 
 def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
@@ -220,11 +224,13 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         return "swiglu needs whole sums of gates and ups in one tile: split_k 1 and weights_as_m"
     if shape.swiglu and shape.N % 16:
         return f"N {shape.N} is no multiple of 16: gates and ups come in turns of 8"
-    if schedule.peel:
+    if schedule.preload:
         if schedule.load == "tma" or schedule.blocks_per_sm:
-            return "peel loads the first weights of a block by pointer before it waits: load pointer, and one tile a block"
-        if schedule.peel > steps // schedule.split_k or schedule.peel & (schedule.peel - 1):
-            return f"peel {schedule.peel} is no power of two within the {steps // schedule.split_k} steps of a split"
+            return "preload takes a block's weights by pointer before it waits: load pointer, and one tile a block"
+        depth = steps // schedule.split_k
+        if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > 2**17:
+            return (f"preload takes the whole range of a split, a power of two of steps and at most 131,072 values; {steps} steps "
+                    f"in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
         return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
@@ -239,7 +245,7 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
         "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
         "ROW_TILE": schedule.row_tile, "TERMS": shape.terms, "SPLIT_K": schedule.split_k,
         "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma,
-        "PEEL": schedule.peel, "SWIGLU": shape.swiglu, "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
+        "PRELOAD": schedule.preload, "SWIGLU": shape.swiglu, "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
         "EARLY": schedule.early,
     }
     types = {

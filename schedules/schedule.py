@@ -22,8 +22,8 @@ class LinearSchedule:
     BLOCK_N: output columns a block; BLOCK_K: depth of one accumulation step; split_k: blocks that share one output tile,
     each writing an fp32 partial. orientation: `weights_as_m` swaps the operands, so that a small row tile reaches the FP8
     tensor-core instruction. row_tile: rows a launch is padded to. blocks_per_sm: 0 launches a block per tile, otherwise
-    that many persistent blocks an SM. load: how weights arrive. pdl: programmatic dependent launch. peel: steps of
-    BLOCK_K whose weights a block loads before it waits for the kernel in front. early: with pdl, the next kernel may start when
+    that many persistent blocks an SM. load: how weights arrive. pdl: programmatic dependent launch. preload: a
+    block loads all its weights at once, before it waits for the kernel in front. early: with pdl, the next kernel may start when
     this one does, not after its main loop. maxnreg: register cap.
     """
 
@@ -36,7 +36,7 @@ class LinearSchedule:
     row_tile: int = 16
     blocks_per_sm: int = 0
     load: str = "pointer"
-    peel: int = 0
+    preload: bool = False
     pdl: bool = False
     early: bool = False
     maxnreg: int | None = None
@@ -93,7 +93,7 @@ Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | F
 
 KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule)
 CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma")}
-MAY_BE_ZERO = ("blocks_per_sm", "peel")
+MAY_BE_ZERO = ("blocks_per_sm",)
 
 
 def knobs(kind: type[Schedule]) -> list[str]:

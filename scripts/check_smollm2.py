@@ -19,7 +19,8 @@ PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "prompts.toml"
 @click.option("--weights", default=SMOLLM2, show_default=True)
 @click.option("--tokens", default=128, show_default=True)
 @click.option("--drafter", default="ngram", show_default=True)
-def main(weights: str, tokens: int, drafter: str) -> None:
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
+def main(weights: str, tokens: int, drafter: str, out: Path | None) -> None:
     """Compare the three decoders with Hugging Face on the six evaluation prompts."""
     reference = hugging_face_model(load_checkpoint(weights, None, torch.device("cpu")), torch.float32)
     decoder = Decoder.load(weights, recipe="fp32", drafter=drafter)
@@ -41,7 +42,11 @@ def main(weights: str, tokens: int, drafter: str) -> None:
             f"{mode} {'same' if row[mode]['same'] else 'DIFFERS'} in {row[mode]['rounds']} rounds"  # type: ignore[index]
             for mode in ("ar", "sd", "ssd")))
     same = all(row[mode]["same"] for row in rows for mode in ("ar", "sd", "ssd"))  # type: ignore[index]
-    click.echo(json.dumps({"weights": decoder.source, "recipe": "fp32", "tokens": tokens, "same": same, "rows": rows}))
+    text = json.dumps({"weights": decoder.source, "recipe": "fp32", "drafter": drafter, "tokens": tokens, "same": same,
+                       "rows": rows})
+    if out:
+        out.write_text(text + "\n", encoding="utf-8")
+    click.echo(text)
     sys.exit(0 if same else 1)
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -91,7 +92,8 @@ class Fuzz:
 @click.option("--requests", default=10_000, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--recipe", default="fp32", show_default=True)
-def main(requests: int, seed: int, recipe: str) -> None:
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
+def main(requests: int, seed: int, recipe: str, out: Path | None) -> None:
     """Run the requests and count the differing ones."""
     torch.set_num_threads(1)
     fuzz, counts, differing, started = Fuzz(seed, recipe), Counter[str](), 0, time.perf_counter()
@@ -105,8 +107,11 @@ def main(requests: int, seed: int, recipe: str) -> None:
             click.echo(f"{number + 1} requests, {differing} differing", err=True)
     for what, count in sorted(counts.items()):
         click.echo(f"{count:6d}  {what}")
-    click.echo(json.dumps({"requests": requests, "seed": seed, "recipe": recipe, "differing": differing,
-                           "seconds": round(time.perf_counter() - started, 1)}))
+    text = json.dumps({"requests": requests, "seed": seed, "recipe": recipe, "differing": differing, "by_kind": dict(counts),
+                       "seconds": round(time.perf_counter() - started, 1)}, sort_keys=True)
+    if out:
+        out.write_text(text + "\n", encoding="utf-8")
+    click.echo(text)
     sys.exit(1 if differing else 0)
 
 

@@ -108,7 +108,7 @@ def _other_classes(ask: _Asked, said: Said, contest: Contest, ranking: Ranking, 
     faster = [p for p in ranking.places
               if p.confirmed and p.status in ("another class", "another recipe") and verdict(p.versus) == "faster"]
     for place in faster:
-        founding = contest.founded is None and not other_recipe(recipe, kernel, place.schedule)
+        founding = contest.founded is None and not other_recipe(recipe, place.schedule)
         if founding and kernel in said.accepted:
             found = ask({**said.accepted, kernel: place.name}, other_class=True, old=said.accepted)
             if not found.failure and all(p.interval[1] < 1 for p in found.full_model.values()):

@@ -8,7 +8,7 @@ from .gpu_report import closing_lines, describe_times
 from .page import render_page
 from .report import describe_schedule
 
-WIDTH, HEIGHT, MARGIN = 320, 18, 4  # of a drawing, in its own units
+WIDTH, HEIGHT, MARGIN = 170, 18, 3  # of a drawing, in its own units
 
 
 @dataclass(frozen=True)

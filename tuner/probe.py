@@ -91,14 +91,14 @@ def _ordered(schedules: Mapping[str, Schedule]) -> Chosen:
 
 def tokens_task(task: ProbeTask) -> Answer:
     """{mode: tokens of each prompt}."""
-    return at_work(task.words, lambda: _tokens(decoder_of(task.bundle, task.loaded, task.old)))
+    return at_work(task.words, lambda: tokens_of(decoder_of(task.bundle, task.loaded, task.old)))
 
 
 def time_task(task: ProbeTask) -> Answer:
     """{mode: [(old, new) us a token]}, old and new in turns and in alternating order."""
     def work() -> dict[str, list[tuple[float, float]]]:
         old, new = (decoder_of(task.bundle, task.loaded, schedules) for schedules in (task.old, task.new))
-        return _times(old, new, task.repeats)
+        return times_of(old, new, task.repeats)
 
     return at_work(task.words, work)
 
@@ -127,7 +127,7 @@ def _request(decoder: Any, mode: str, prompt: list[int], new_tokens: int, refere
     return decoder.generate(prompt, mode, max_new_tokens=new_tokens, draft_length=DRAFT_LENGTH, ignore_eos=True)
 
 
-def _tokens(decoder: Any) -> dict[str, list[list[int]]]:
+def tokens_of(decoder: Any) -> dict[str, list[list[int]]]:
     found: dict[str, list[list[int]]] = {"ar": [], "sd": [], "ssd": []}
     for length in PROMPT_LENGTHS:
         prompt = prompt_of(length, decoder.model.vocab_limit)
@@ -137,7 +137,7 @@ def _tokens(decoder: Any) -> dict[str, list[list[int]]]:
     return found
 
 
-def _times(old: Any, new: Any, repeats: int) -> dict[str, list[tuple[float, float]]]:
+def times_of(old: Any, new: Any, repeats: int) -> dict[str, list[tuple[float, float]]]:
     prompt = prompt_of(TIMED_PROMPT, old.model.vocab_limit)
     reference = {id(d): list(_request(d, "ar", prompt, TIMED_TOKENS).token_ids) for d in (old, new)}
     found: dict[str, list[tuple[float, float]]] = {"ar": [], "sd": []}
@@ -151,12 +151,7 @@ def _times(old: Any, new: Any, repeats: int) -> dict[str, list[tuple[float, floa
 
 
 def _token_us(decoder: Any, mode: str, prompt: list[int], reference: Sequence[int]) -> float:
-    """Decode time of a request, in us for each token that it emitted."""
-    import torch
-
-    torch.cuda.synchronize()
+    """Decode time of a request, in us for each token that it emitted. A request returns when its tokens are here."""
     started = time.perf_counter()
     stats = _request(decoder, mode, prompt, TIMED_TOKENS, reference).stats
-    torch.cuda.synchronize()
-    whole = time.perf_counter() - started
-    return float((whole - stats.prefill_s) / max(1, stats.emitted) * 1e6)
+    return float((time.perf_counter() - started - stats.prefill_s) / max(1, stats.emitted) * 1e6)

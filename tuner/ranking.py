@@ -29,7 +29,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranking:
-    """One kernel's candidates, the winner first, then by time. winner: a name, the incumbent's where nothing is faster beyond
+    """One kernel's candidates, the winner first, then by their ratio to the incumbent. winner: a name, the incumbent's where nothing is faster beyond
     noise; None where no candidate is right. tied: faster ones that can't be told from the winner."""
 
     kernel: str
@@ -55,7 +55,7 @@ def rank(contest: Contest, recipe: Recipe) -> Ranking:
     faster = sorted((n for n in found if verdict(found[n]) == "faster"), key=lambda n: (found[n].ratio, n))
     winner, tied = _choose(contest, confirmed, faster) if faster else (base, ())
     places = [_place(contest, recipe, n, base, winner, home, confirmed, len(tried)) for n in contest.entrants]
-    order = sorted(places, key=lambda p: (p.name != winner, p.versus is None, p.versus.ratio if p.versus else 0.0, p.name))
+    order = sorted(places, key=lambda p: (p.name != winner, p.times is None, p.versus.ratio if p.versus else 1.0, p.name))
     return Ranking(contest.kernel, tuple(order), winner, base, home, tied)
 
 
@@ -90,7 +90,7 @@ def _place(contest: Contest, recipe: Recipe, name: str, base: str, winner: str, 
     times = distribution(batches, name)
     versus = paired(ratios(batches, name, base), max(1, comparisons) if fresh else 1) if name != base else None
     said = verdict(versus)
-    other = other_recipe(recipe, contest.kernel, contest.entrants[name].schedule)
+    other = other_recipe(recipe, contest.entrants[name].schedule)
     if name == winner:
         status, why = ("incumbent", "nothing was faster beyond noise") if name == base else ("winner", "")
     elif name == base:

@@ -70,7 +70,7 @@ class Contest:
     def groups(self, recipe: Recipe) -> dict[str, str]:
         """Class by fit candidate; that of another recipe is a group of its own."""
         return {n: (self.checked[n].numerics_class or NO_CLASS) +
-                ("*" if other_recipe(recipe, self.kernel, self.entrants[n].schedule) else "") for n in self.fit()}
+                ("*" if other_recipe(recipe, self.entrants[n].schedule) else "") for n in self.fit()}
 
 
 @dataclass

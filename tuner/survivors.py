@@ -106,7 +106,7 @@ def _contest(kernel: str, variants: Sequence[dict[str, Any]], target: Target, re
         in_place: Schedule = store.lookup(key, folders).schedule
         origin = "promoted"
     except NotPromoted:
-        in_place, origin = registry.default_schedule(recipe, kernel, target.arch), "recipe default"
+        in_place, origin = registry.default_schedule(recipe, kernel, target.arch, shape), "recipe default"
     founded = founded_class(kernel, shape, target, recipe, folders)
     incumbent = next((n for n, e in entrants.items() if e.schedule == in_place), "")
     return Contest(kernel, shape, key.kernel_digest, entrants, incumbent, origin, founded)

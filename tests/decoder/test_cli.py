@@ -121,6 +121,27 @@ def test_bench_prints_a_table_and_one_json_line(runner: CliRunner, tiny_folders:
     assert [(r["draft_length"], r["tau"]) for r in last_json(predicted.stdout)["rows"]] == list(zip((2, 4), taus))
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "itself"])
+def test_bench_runs_the_naive_decoders_in_turn(drafter: str, runner: CliRunner, tiny_folders: dict[str, Path],
+                                               tmp_path: Path) -> None:
+    """In fp32 they make AR's tokens on a tiny model, rounds and acceptance included where the drafter is the model."""
+    prompts = tmp_path / "prompts.toml"
+    prompts.write_text('repeats = 1\n[[evaluation]]\nname = "a"\nkind = "code"\ntext = "x = x + x + x"\n')
+    folder = str(tiny_folders["llama"])
+    result = runner.invoke(bench, ["--weights", folder, "--prompts", str(prompts), "--naive", "--json", "--max-new-tokens", "15",
+                                   "--drafter", folder if drafter == "itself" else drafter])
+    assert result.exit_code == 0, result.output
+    record = last_json(result.stdout)
+    rows = {r["mode"]: r for r in record["rows"] if r["kind"] == "all"}
+    assert list(rows) == ["ar", "sd", "ssd", "naive-ar", "naive-sd", "naive-ssd"]
+    assert record["naive_dtype"] == "float32"
+    assert all(r["same_as_ar"] == r["requests"] == 1 for r in rows.values())
+    if drafter == "itself":
+        for mode in ("sd", "ssd"):
+            assert rows[f"naive-{mode}"]["acceptance"] == rows[mode]["acceptance"] == 1
+            assert rows[f"naive-{mode}"]["tokens_per_round"] == rows[mode]["tokens_per_round"]
+
+
 def test_roofline_json_is_one_object(runner: CliRunner) -> None:
     record = json.loads(runner.invoke(roofline, ["--json"]).stdout)
     assert record["best_sd"] in range(1, 9)

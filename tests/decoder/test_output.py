@@ -129,6 +129,21 @@ def test_speculative_draws_follow_the_distribution() -> None:
     assert ((rest - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, 99.9%
 
 
+@pytest.mark.parametrize("spread", [0.1, 0.5, 1.0, 2.0])
+def test_acceptance_of_a_drafter_that_draws_with_the_same_noise(spread: float) -> None:
+    """20,000 indices, p and q at a total variation distance TV: they agree on at most 1 - TV of them, what rejection
+    sampling reaches, and on at least (1 - TV) / (1 + TV) (Daliri, Musco, Suresh 2024)."""
+    random, n = np.random.default_rng(5), 20_000
+    logits = random.normal(size=16).astype(np.float32)
+    drafter_logits = logits + spread * random.normal(size=16).astype(np.float32)
+    p, q = np.exp(log_softmax(logits)), np.exp(log_softmax(drafter_logits))
+    distance = 0.5 * np.abs(p - q).sum()
+    chooser = Chooser(1.0, seed=4)
+    kept = np.mean([chooser.choose(logits, i) == chooser.choose(drafter_logits, i) for i in range(n)])
+    noise = 3.3 * np.sqrt(kept * (1 - kept) / n)
+    assert (1 - distance) / (1 + distance) - noise <= kept <= 1 - distance + noise
+
+
 def test_nucleus_and_ties() -> None:
     scaled = np.log(np.array([0.4, 0.2, 0.2, 0.2]))
     assert nucleus(scaled, 0.3).tolist() == [True, False, False, False]

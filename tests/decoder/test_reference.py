@@ -29,17 +29,31 @@ def test_its_rounding_is_torchs_for_every_e4m3_value_and_between() -> None:
     assert torch.equal(fp8_reference.round_to_e4m3(between) + 0.0, between.to(torch.float8_e4m3fn).float() + 0.0)
 
 
+def test_its_quantisation_is_the_decoders_bit_for_bit() -> None:
+    """Weights over a wide range of rows and scales, activations with outliers, zero rows in both."""
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.exp2(torch.randint(-30, 6, (200, 1), generator=generator).float())
+    w = torch.randn(200, 96, generator=generator) * spread
+    x = (torch.randn(200, 96, generator=generator) * spread).bfloat16()
+    x[:, ::17] *= 1000
+    w[5], x[7] = 0, 0
+    w_q, w_scale = linear.quantise_weights(w)
+    hi, lo, x_scale = linear.split(x)
+    assert torch.equal(fp8_reference.fake_quantise_weights(w), w_q.float() * w_scale[:, None])
+    assert torch.equal(fp8_reference.fake_quantise_activations(x.float()), (hi.float() + lo.float() / 16) * x_scale)
+
+
 def test_its_linear_is_the_decoders_but_for_the_last_rounding() -> None:
     generator = torch.Generator().manual_seed(0)
     layer = torch.nn.Linear(130, 49)
     torch.nn.init.normal_(layer.weight, generator=generator)
     x = torch.randn(5, 130, generator=generator).bfloat16()
     ours = linear.make_linear(layer.weight.detach(), precision_of(load_recipe("fp8-v1")), layer.bias.detach())(x)
-    theirs = fp8_reference.FakeQuantisedLinear(layer.bfloat16())(x)
-    unrounded = fp8_reference.FakeQuantisedLinear(torch.nn.Linear(130, 49, bias=False).requires_grad_(False))
-    unrounded.weight = fp8_reference.fake_quantise(layer.weight.detach().float())
-    assert theirs.shape == ours.shape
-    assert (ours.float() - theirs.float()).abs().max() <= 0.05 * theirs.float().abs().max()
+    reference = fp8_reference.FakeQuantisedLinear(layer)
+    reference.bias = layer.bias.detach().bfloat16()
+    theirs = reference(x)
+    assert theirs.dtype == ours.dtype
+    assert ((ours.float() - theirs.float()).abs() <= 2**-7 * theirs.float().abs()).all()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
