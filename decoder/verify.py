@@ -80,6 +80,9 @@ class Plan:
     task: Path
     context: int
     text_tokens: int | None
+    schedules: str | None = None
+    allow_untuned: bool = False
+    no_graphs: bool = False
 
 
 def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evidence:
@@ -119,7 +122,8 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
 
 def load_decoder(plan: Plan, recipe: str, drafter: str | None) -> Decoder:
     """The plan's model under a recipe."""
-    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, capacity=plan.capacity)
+    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, capacity=plan.capacity,
+                        schedules=plan.schedules, allow_untuned=plan.allow_untuned, graphs=not plan.no_graphs)
 
 
 def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
