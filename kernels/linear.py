@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import torch
 
 
+PRELOADED = 2**16  # weights that a block may preload: they wait in its registers
 LO_FACTOR = 16.0  # what the second term of a two-term activation is multiplied by, so that it has the first one's range
 
 
@@ -231,9 +232,9 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         if schedule.load == "tma" or schedule.blocks_per_sm:
             return "preload takes a block's weights by pointer before it waits: load pointer, and one tile a block"
         depth = steps // schedule.split_k
-        if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > 2**16:
-            return (f"preload takes the whole range of a split, a power of two of steps and at most 65,536 values; {steps} "
-                    f"steps in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
+        if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > PRELOADED:
+            return (f"preload takes the whole range of a split, a power of two of steps and at most {PRELOADED:,} values; "
+                    f"{steps} steps in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
         return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
