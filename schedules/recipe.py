@@ -36,6 +36,16 @@ class Recipe:
     kv_chunk: int
     defaults: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
+    @property
+    def linear_dtype(self) -> str:
+        """`dtype` of the linears' shapes."""
+        return "bf16" if self.precision.get("linear") == "bf16" else "e4m3"
+
+    @property
+    def terms(self) -> int:
+        """`terms` of the linears' shapes: e4m3 numbers that stand for one activation."""
+        return 2 if self.precision.get("activation") == "e4m3x2" else 1
+
 
 def recipe_names() -> list[str]:
     return sorted(p.stem for p in SHIPPED.glob("*.toml"))

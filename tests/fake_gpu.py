@@ -27,7 +27,7 @@ def candidates(kernel: str = "down", sku: str = "nvidia-h200") -> list[Schedule]
     """The recipe's default, and some others of the recipe's split and of another."""
     default = registry.default_schedule(RECIPE, kernel, load_sku(sku).arch)
     assert isinstance(default, LinearSchedule)
-    more = [LinearSchedule(n, k, stages, 4, split_k=split) for n in (64, 128) for k in (128, 256) for stages in (3, 4)
+    more = [LinearSchedule(n, k, stages, 4, split_k=split, pdl=True) for n in (64, 128) for k in (128, 256) for stages in (3, 4)
             for split in (default.split_k, 2)]
     return list(dict.fromkeys([default, *more]))
 
@@ -35,7 +35,7 @@ def candidates(kernel: str = "down", sku: str = "nvidia-h200") -> list[Schedule]
 def write_bundle(folder: Path, schedules: Mapping[str, Sequence[Schedule]], sku: str = "nvidia-h200",
                  model: str = "qwen2.5-7b", **changes: Any) -> Path:
     """report.json of a bundle in which all of these were accepted; no artefacts."""
-    target, shapes = load_sku(sku), load_model_shape(model).kernel_shapes()
+    target, shapes = load_sku(sku), load_model_shape(model).kernel_shapes(RECIPE.linear_dtype, RECIPE.terms)
     here = bundle.toolchain(target, RECIPE.numerics)
     variants = [
         {"id": schedule_id(s), "kernel": kernel, "kernel_digest": bundle.kernel_digest(registry.operation(kernel).kernel),
@@ -53,6 +53,9 @@ def write_bundle(folder: Path, schedules: Mapping[str, Sequence[Schedule]], sku:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report))
     return folder
+
+
+SPLIT = candidates()[0].split_k  # type: ignore[union-attr] # of the recipe's default for `down`
 
 
 def split_class(schedule: Any) -> str:
