@@ -37,8 +37,8 @@ def operation(kernel: str) -> Operation:
 
 
 def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape | None = None) -> Schedule:
-    """The recipe's default for one kernel and target. The defaults are those of a 7B model; for a linear too small for its own, as
-    many splits as there are steps at most, and nothing preloaded. Raises ScheduleError where its knobs are wrong."""
+    """The recipe's default for one kernel and target. Defaults are a 7B model's; a linear too small has as many splits
+    as steps at most, and nothing preloaded. Raises ScheduleError where its knobs are wrong."""
     if kernel in FIXED:
         return FIXED[kernel][2]
     name = DEFAULT_OF.get(kernel, kernel)

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from ..shapes.fields import nearest
@@ -106,7 +107,7 @@ def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
         return f"unknown knob {name!r}{nearest(name, knobs(kind))}; expected one of {', '.join(knobs(kind))}"
     if name in CHOICES:
         return None if value in CHOICES[name] else f"{name} is {value!r}; expected one of {', '.join(CHOICES[name])}"
-    hint = get_type_hints(kind)[name]
+    hint = _types(kind)[name]  # type: ignore[arg-type]  # mypy holds a dataclass's type for unhashable
     if value is None and type(None) in get_args(hint):
         return None
     want = bool if hint is bool else int
@@ -115,6 +116,12 @@ def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
     if want is int and not (0 if name in MAY_BE_ZERO else 1) <= value <= 2**20:
         return f"{name} is {value}; expected a positive number" + (" or 0" if name in MAY_BE_ZERO else "")
     return None
+
+
+@cache
+def _types(kind: type[Schedule]) -> dict[str, Any]:
+    """Each knob's type. Remembered: resolving them anew for each knob took more than half the time of reading a row."""
+    return get_type_hints(kind)
 
 
 def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: str) -> Schedule:

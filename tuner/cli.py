@@ -86,6 +86,7 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
     tune-kernels --offline --target sm_90 --kernel down
     tune-kernels --on-gpu --bundle build/offline --promote
     tune-kernels show ID                                why a variant was accepted or rejected, with its SASS
+    tune-kernels diff main..HEAD                        what a change of promoted schedules does
     tune-kernels doctor                                 what works on this machine
 
     Exit codes: 0 done, 1 nothing survived or a check failed, 2 wrong usage.
@@ -210,6 +211,34 @@ def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> No
         click.echo(code.ptx)
     if code and sass:
         click.echo(code.sass)
+
+
+@cli.command()
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="[NEW]", required=False)
+@click.option("--format", "form", type=click.Choice(["text", "markdown", "html", "json"]), default="text", show_default=True,
+              help="For a terminal, a pull request, a browser, a program.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write there instead of printing.")
+@click.option("--check", is_flag=True, help="Exit 1 where a row must not be merged, and say why.")
+@click.option("--bundle", "bundles", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="DIR",
+              help="Offline report whose artefacts promoted rows came from: shows the SASS lines that changed; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@click.pass_context
+def diff(context: click.Context, old: str, new: str | None, form: str, out: Path | None, check: bool,
+         bundles: tuple[Path, ...], as_json: bool) -> None:
+    """Show what a change of schedules does: knobs, instruction, registers, spills, time, bits, evidence.
+
+    OLD and NEW are each a file or folder of promoted schedules, an offline report or its folder, a git revision (its
+    schedules/), or REVISION:PATH. A..B names both at once; a revision alone is compared with what is on disk.
+
+    \b
+    tune-kernels diff main..HEAD --check
+    tune-kernels diff v1 schedules --format html --out diff.html
+    tune-kernels diff build/triton-3.7 build/triton-3.9
+    """
+    from . import diff_command
+
+    context.exit(diff_command.run(old, new, form="line" if as_json else form, out=out, check=check, bundles=bundles))
 
 
 @cli.command()

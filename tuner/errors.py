@@ -11,6 +11,10 @@ class ReportError(UserError):
     """A report that can't be read, or an id that isn't in it."""
 
 
+class DiffError(UserError):
+    """Two things that can't be compared, or a git revision that can't be read."""
+
+
 class OutputError(UserError):
     """A folder that can't be written or read."""
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from ..schedules import store
 from ..schedules.promoted import RANDOM_WEIGHTS
+from ..schedules.store import PromotedFile
 from ..shapes.model import load_model_shape
 from . import gpu_state, on_gpu, pool
 from .errors import SpaceError
@@ -18,7 +20,6 @@ from .on_gpu import Outcome, Request
 from .probe import GpuProbe, Loaded
 from .promote import merged
 from .record import write_json, write_text
-from .report import describe_schedule
 from .worker import GpuMeasurer, gpu_executor
 
 HEAD_BYTES = 1 << 20  # of each weights file, in its fingerprint
@@ -27,8 +28,6 @@ HEAD_BYTES = 1 << 20  # of each weights file, in its fingerprint
 def run(as_json: bool, model: str, kernels: tuple[str, ...], recipe: str, out: Path, bundle: Path, weights: str, budget: float,
         storage: str | None, schedules: Path | None, promote: bool, dry_run: bool, replay: Path | None) -> int:
     """Returns the exit code: 1 where nothing may be promoted or a kernel was skipped."""
-    from rich.console import Console
-
     if promote and dry_run:
         raise click.UsageError("--promote and --dry-run don't go together")
     console = Console(stderr=as_json)
@@ -39,6 +38,7 @@ def run(as_json: bool, model: str, kernels: tuple[str, ...], recipe: str, out: P
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     outcome = on_gpu.replay(replay) if replay else _measured(request, watch)
+    change = _change(outcome, request) if promote else None  # as it was, before it is written
     if promote:
         on_gpu.promote(outcome, request)
     report = make_report(outcome)
@@ -49,7 +49,7 @@ def run(as_json: bool, model: str, kernels: tuple[str, ...], recipe: str, out: P
         click.echo(json.dumps({**told, "report": str(out / "report.json"), "written": outcome.written and str(outcome.written)}))
     else:
         print_report(report, console)
-        _show_change(outcome, request, watch)
+        _show_change(outcome, change or _change(outcome, request), request, console)
     return 0 if on_gpu.complete(outcome) else 1
 
 
@@ -93,17 +93,20 @@ def fingerprint(weights: str) -> str | None:
     return digest.hexdigest()
 
 
-def _show_change(outcome: Outcome, request: Request, tell: on_gpu.Watch) -> None:
-    """What was written, or would be."""
+def _change(outcome: Outcome, request: Request) -> tuple[PromotedFile | None, PromotedFile]:
+    """The store's file as it is, and as the promoted rows make it. Raises ScheduleError: what is there can't be read."""
+    return merged(store.search_path(request.schedules)[0], outcome.promoted)
+
+
+def _show_change(outcome: Outcome, change: tuple[PromotedFile | None, PromotedFile], request: Request, console: Console) -> None:
+    """What was written, or would be, as `tune-kernels diff` shows it."""
+    from .diff_text import show_promotion
+
+    old, new = change
     if not outcome.promoted.rows:
         return
-    folder = store.search_path(request.schedules)[0]
-    for row in outcome.promoted.rows:
-        before = row.timing.previous
-        was = describe_schedule(vars(before.schedule)) if before else "as the recipe declares"
-        tell(f"{row.kernel}: {was} → {describe_schedule(vars(row.schedule))}")
-    if outcome.written:
-        tell(f"promoted: {outcome.written}")
-    else:
-        merged(folder, outcome.promoted)  # says now what is wrong with the file that is there
-        tell(f"--promote would write {len(outcome.promoted.rows)} rows to {folder / outcome.promoted.name}")
+    show_promotion([old] if old else [], [new], console)
+    path = store.search_path(request.schedules)[0] / new.name
+    said = f"promoted: {outcome.written}" if outcome.written else (
+        f"--promote would write {len(outcome.promoted.rows)} rows to {path}")
+    console.print(said, highlight=False, markup=False, soft_wrap=True)

@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from .gpu_report import closing_lines, describe_times
-from .html import TEMPLATES, policy_hash, source
+from .page import render_page
 from .report import describe_schedule
 
 WIDTH, HEIGHT, MARGIN = 170, 18, 3  # of a drawing, in its own units
@@ -26,13 +23,9 @@ class Drawing:
 
 def render_gpu_report(report: Mapping[str, Any]) -> str:
     """The page, as the text of one HTML file; the same report gives the same bytes."""
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
-                                     lstrip_blocks=True, keep_trailing_newline=True)
-    style = source("report.css") + source("on_gpu.css")
     kernels = [{**kernel, "rows": _rows(kernel)} for kernel in report["kernels"]]
-    return environment.get_template("on_gpu.html").render(
-        report=report, kernels=kernels, lines=closing_lines(report), style=Markup(style),
-        style_hash=policy_hash(style), width=WIDTH, height=HEIGHT)
+    return render_page("on_gpu.html", None, ["report.css", "on_gpu.css"], [], report=report, kernels=kernels,
+                       lines=closing_lines(report), width=WIDTH, height=HEIGHT)
 
 
 def _rows(kernel: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..shapes.target import Target, load_targets
+from ..shapes import target as shapes_target
+from ..shapes.target import Target
 from .errors import GpuError
 from .timing import State
 
@@ -41,13 +42,8 @@ def this_machine() -> Machine:
 
 
 def sku_of(machine: Machine) -> Target:
-    """The SKU whose name the GPU's has in it. Raises GpuError for an unlisted one: no GPU gets a silent default."""
-    words = machine.gpu.lower().replace("-", " ").split()
-    for target in load_targets():
-        if set(target.name.split("-")) <= set(words):
-            return target
-    raise GpuError(f"GPU {machine.gpu!r} is not listed", expected=f"one of {', '.join(t.name for t in load_targets())}",
-                   action="add shapes/targets/SKU.toml with its limits and their source")
+    """The SKU of this machine's GPU. Raises ShapeError for an unlisted one: no GPU gets a silent default."""
+    return shapes_target.sku_of(machine.gpu)
 
 
 def read_state() -> State:

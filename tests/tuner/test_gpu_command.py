@@ -61,7 +61,8 @@ def test_a_recorded_run_is_ranked_and_promoted_without_a_gpu(recorded: Path, tmp
 def test_a_dry_run_shows_the_change_and_writes_nothing(recorded: Path, tmp_path: Path) -> None:
     done = invoke("--on-gpu", "--replay", recorded, "--out", tmp_path / "out", "--schedules", tmp_path / "s", "--dry-run")
     assert done.exit_code == 0, done.output
-    assert "→ BLOCK_N 128, BLOCK_K 256" in done.output
+    said = " ".join(done.output.split())
+    assert "before → after" in said and "1 added" in said and "BLOCK_K 256" in said and "RANDOM WEIGHTS" in said
     assert "--promote would write 1 rows" in done.output
     assert not (tmp_path / "s").exists()
 
