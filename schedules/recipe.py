@@ -15,10 +15,12 @@ SHIPPED = Path(__file__).parent / "recipes"
 @dataclass(frozen=True)
 class Numerics:
     """Compiler flags that reach the output bits. max_num_imprecise_acc: FP8 products the tensor core may accumulate in
-    its narrow accumulator before they are added in fp32, by target; it is the compiler's own default, checked, not set."""
+    its narrow accumulator before they are added in fp32, by target; it is the compiler's own default, checked, not set.
+    promote_every: what the FP8 linears set instead, along K; 0 where nothing is FP8."""
 
     enable_fp_fusion: bool
     max_num_imprecise_acc: Mapping[str, int]
+    promote_every: int = 0
 
     def flags(self, arch: str) -> dict[str, Any]:
         """The flags on one target, as promoted schedules have them."""
@@ -59,7 +61,8 @@ def load_recipe(name: str) -> Recipe:
     path = SHIPPED / f"{name}.toml"
     fields = Fields(read_table(path, ScheduleError), path.name, ScheduleError)
     flags = Fields(fields.take("numerics", dict), f"{path.name}: numerics", ScheduleError)
-    numerics = Numerics(flags.take("enable_fp_fusion", bool), flags.take("max_num_imprecise_acc", dict))
+    numerics = Numerics(flags.take("enable_fp_fusion", bool), flags.take("max_num_imprecise_acc", dict),
+                        flags.take("promote_every", int, 0))
     flags.done()
     recipe = Recipe(name=fields.take("name", str), precision=fields.take("precision", dict), numerics=numerics,
                     row_tile=fields.positive("row_tile"), kv_chunk=fields.positive("kv_chunk"),
