@@ -24,7 +24,8 @@ class Numerics:
 
     def flags(self, arch: str) -> dict[str, Any]:
         """The flags on one target, as promoted schedules have them."""
-        return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch)}
+        return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch),
+                "promote_every": self.promote_every}
 
 
 @dataclass(frozen=True)

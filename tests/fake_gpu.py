@@ -47,8 +47,8 @@ def write_bundle(folder: Path, schedules: Mapping[str, Sequence[Schedule]], sku:
     report = {"schema": "tune-kernels/offline-report/1", "model": model, "targets": [target.arch], "space": "default",
               "recipe": "fp8-v1", "max_spill_bytes": 0, "seconds": 1.0, "counts": {"variants": len(variants)}, "audit": {},
               "toolchain": {"triton": here.triton, "ptxas": {target.arch: here.ptxas}, "nvdisasm": "13",
-                            "flags": {"enable_fp_fusion": False, "max_num_imprecise_acc": {
-                                target.arch: RECIPE.numerics.max_num_imprecise_acc[target.arch]}}},
+                            "flags": {"enable_fp_fusion": False, "promote_every": RECIPE.numerics.promote_every,
+                                      "max_num_imprecise_acc": dict(RECIPE.numerics.max_num_imprecise_acc)}},
               "variants": variants, **changes}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report))
