@@ -24,7 +24,8 @@ class Numerics:
 
     def flags(self, arch: str) -> dict[str, Any]:
         """The flags on one target, as promoted schedules have them."""
-        return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch)}
+        return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch),
+                "promote_every": self.promote_every}
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class Recipe:
     row_tile: int
     kv_chunk: int
     defaults: Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+    @property
+    def linear_dtype(self) -> str:
+        """`dtype` of the linears' shapes."""
+        return "bf16" if self.precision.get("linear") == "bf16" else "e4m3"
+
+    @property
+    def terms(self) -> int:
+        """`terms` of the linears' shapes: e4m3 numbers that stand for one activation."""
+        return 2 if self.precision.get("activation") == "e4m3x2" else 1
 
 
 def recipe_names() -> list[str]:
