@@ -18,7 +18,8 @@ def device() -> str:
         return "cuda"
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no GPU; the interpreter runs these tests with TRITON_INTERPRET=1")
-    spec = importlib.util.spec_from_file_location("interpreter_repair", Path(__file__).parent / "kernels" / "interpreter_repair.py")
+    path = Path(__file__).parent / "kernels" / "interpreter_repair.py"
+    spec = importlib.util.spec_from_file_location("interpreter_repair", path)
     assert spec and spec.loader
     repair = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(repair)
