@@ -8,7 +8,7 @@ last norm.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class Network(Protocol):
     shape: ModelShape
     embedding: torch.Tensor
 
-    def new_cache(self, capacity: int) -> KVCache: ...
+    def new_cache(self, capacity: int) -> Any: ...
     def reduce(self, features: torch.Tensor) -> torch.Tensor: ...
     def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> "Step": ...
     def greedy(self, final: torch.Tensor) -> list[int]: ...

@@ -53,7 +53,8 @@ def measure_text(decoder: Decoder, fp32: Decoder, ids: list[int], progress: Call
     for start in range(0, len(ids) - 1, WINDOW):
         window = ids[start:start + WINDOW + 1]
         inputs, targets = window[:-1], torch.tensor(window[1:])
-        for p, q, at in zip(_rows(decoder, inputs), _rows(fp32, inputs), range(0, len(inputs), PASS)):
+        rows = ((p, p) for p in _rows(decoder, inputs)) if decoder is fp32 else zip(_rows(decoder, inputs), _rows(fp32, inputs))
+        for (p, q), at in zip(rows, range(0, len(inputs), PASS)):
             index = targets[at:at + PASS, None]
             tally.positions += len(index)
             tally.nll -= float(p.gather(-1, index).sum())
@@ -116,6 +117,7 @@ def _is_right(decoder: Decoder, question: str, answers: list[str]) -> bool:
 
 def task_check(decoder: Decoder, fp32: Decoder, task: dict[str, Any], linear: str) -> CheckResult:
     """The recipe loses at most a few items against fp32."""
-    ours, plain, n = right_answers(decoder, task), right_answers(fp32, task), len(task["items"])
+    ours, n = right_answers(decoder, task), len(task["items"])
+    plain = ours if decoder is fp32 else right_answers(fp32, task)
     return result("quality", f"task {task['name']}", ours >= plain - BOUNDS[linear].items,
                   f"{ours} of {n} items right; fp32 {plain}", right=ours, fp32=plain, items=n)

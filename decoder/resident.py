@@ -47,7 +47,7 @@ class Proposal(Protocol):
 class NoProposal:
     """AR: nothing is drafted."""
 
-    cache = None
+    cache: DeviceCache | None = None
     layers: tuple[int, ...] = ()
 
     def begin(self, session: Session) -> None:
@@ -61,7 +61,9 @@ class Eagle3Proposal:
     """EAGLE-3: entries of the last verification first, then its own."""
 
     def __init__(self, drafter: Eagle3Drafter, features: torch.Tensor) -> None:
-        self.model, self.cache = cast(TritonEagle3Model, drafter.model), cast(DeviceCache, drafter.cache)
+        self.model = cast(TritonEagle3Model, drafter.model)
+        self.own = cast(DeviceCache, drafter.cache)
+        self.cache: DeviceCache | None = self.own
         self.layers, self.features = drafter.feature_layers, features
 
     def begin(self, session: Session) -> None:
@@ -73,8 +75,8 @@ class Eagle3Proposal:
     def launch(self, rounds: "Rounds", draft_length: int, tokens: int) -> None:
         """See Proposal."""
         model = rounds.model
-        self.model.launch_draft(self.cache, model.scratch.tokens, model.decode.space.features, model.inputs, draft_length,
-                                self.cache.chunks_for(tokens), rounds.propose)
+        self.model.launch_draft(self.own, model.scratch.tokens, model.decode.space.features, model.inputs, draft_length,
+                                self.own.chunks_for(tokens), rounds.propose)
 
 
 class SmallModelProposal:
@@ -84,7 +86,9 @@ class SmallModelProposal:
     layers: tuple[int, ...] = ()
 
     def __init__(self, drafter: SmallModelDrafter) -> None:
-        self.model, self.cache = cast(TritonModel, drafter.model), cast(DeviceCache, drafter.cache)
+        self.model = cast(TritonModel, drafter.model)
+        self.own = cast(DeviceCache, drafter.cache)
+        self.cache: DeviceCache | None = self.own
 
     def begin(self, session: Session) -> None:
         """The prompt is in the cache already."""
@@ -92,7 +96,7 @@ class SmallModelProposal:
     def launch(self, rounds: "Rounds", draft_length: int, tokens: int) -> None:
         """See Proposal."""
         model, inputs = self.model, rounds.model.inputs
-        model.launch_draft(self.cache, inputs, draft_length, self.cache.chunks_for(tokens), rounds.propose)
+        model.launch_draft(self.own, inputs, draft_length, self.own.chunks_for(tokens), rounds.propose)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,10 @@ class Rounds:
         before, pending = session.tokens[-2:]
         self.model.inputs.begin(before, pending, len(session.tokens) - 1, session.output.remaining, ends)
         proposal.begin(session)
+
+    def batch(self, draft_length: int) -> int:
+        """Rounds in one graph."""
+        return max(1, TOKENS_A_BATCH // (draft_length + 1))
 
     def propose(self, token: torch.Tensor, step: int) -> None:
         """A drafted token becomes a row to verify."""
@@ -199,7 +207,7 @@ def resident(session: Session, rounds: Rounds, drafter: Drafter | None, proposal
     stats, cache = session.stats, rounds.cache
     with rounds.model.lock, torch.inference_mode():
         rounds.begin(session, proposal, drafter, ends)
-        batch = max(1, TOKENS_A_BATCH // (draft_length + 1))
+        batch = rounds.batch(draft_length)
         waiting: list[tuple[int, torch.cuda.Event | None]] = []
         launched = 0
         while not session.finished:

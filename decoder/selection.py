@@ -3,18 +3,26 @@ recipe's defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..kernels.registry import default_schedule
+from ..kernels.bundle import kernel_digest, toolchain
+from ..kernels.registry import TUNABLE, default_schedule
+from ..schedules import store
+from ..schedules.errors import NotPromoted
+from ..schedules.promoted import PromotedSchedule
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, schedule_id, schedule_to_dict
-from ..shapes.model import ModelShape
+from ..shapes.model import KernelShape, ModelShape
+from ..shapes.target import Target, load_sku, sku_of
 from .errors import LoadError
 from .precision import precision_of
 
 KERNELS = ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")
+INTERPRETED = "nvidia-h200"  # stands for the CPU where Triton's interpreter runs the kernels
+UNTUNED = "recipe default, no evidence"
 
 
 @dataclass(frozen=True)
@@ -46,27 +54,44 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
     """A schedule for every tunable kernel of a model.
 
     Raises:
-        LoadError: a device without defaults.
+        NotPromoted: a kernel without promoted schedule, and untuned ones aren't allowed.
+        LoadError: a target that the recipe has no defaults for. ShapeError: an unlisted GPU.
     """
-    arch = device_arch(device)
-    if arch not in recipe.defaults:
-        raise LoadError(f"recipe {recipe.name} has no default schedules for {arch}",
+    target = load_sku(INTERPRETED) if device.type != "cuda" else sku_of(torch.cuda.get_device_name(device))
+    if target.arch not in recipe.defaults:
+        raise LoadError(f"recipe {recipe.name} has no default schedules for {target.arch}",
                         expected=f"one of {', '.join(recipe.defaults) or 'no target at all'}", action="use another recipe")
-    chosen: dict[str, Schedule] = {}
-    rows = []
     precision = precision_of(recipe)
     shapes = shape.kernel_shapes(precision.linear, precision.terms)
+    chosen: dict[str, Schedule] = {}
+    rows = []
     for kernel in [*KERNELS, *(["fc"] if shape.architecture == "eagle3" else [])]:
-        chosen[kernel] = options.overrides.get(kernel) or default_schedule(recipe, kernel, arch, shapes[kernel])
-        origin = "override" if kernel in options.overrides else "recipe default, no evidence"
+        chosen[kernel], note = _select(kernel, shapes[kernel], recipe, target, options)
         rows.append({"kernel": kernel, "schedule": schedule_to_dict(chosen[kernel]), "schedule_id": schedule_id(chosen[kernel]),
-                     "origin": origin})
-    return Selection(chosen, tuple(rows))
+                     **note})
+    untuned = [row["kernel"] for row in rows if row["origin"] == UNTUNED]
+    warnings = (f"{shape.name}: no promoted schedule of {', '.join(untuned)}: the recipe's defaults run",) if untuned else ()
+    return Selection(chosen, tuple(rows), warnings)
 
 
-def device_arch(device: torch.device) -> str:
-    """`sm_90` of a GPU; where there is none, the interpreter stands for it."""
-    if device.type != "cuda":
-        return "sm_90"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
+def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,
+            options: Options) -> tuple[Schedule, dict[str, Any]]:
+    """One kernel's schedule and where it is from."""
+    if kernel in options.overrides:
+        return options.overrides[kernel], {"origin": "override"}
+    key = store.Key(target.name, recipe.name, kernel, shape, toolchain(target, recipe.numerics),
+                    kernel_digest(TUNABLE[kernel].kernel))
+    try:
+        row = store.lookup(key, store.search_path(Path(options.schedules) if options.schedules else None))
+        return row.schedule, {"origin": "promoted", "evidence": evidence_of(row)}
+    except NotPromoted:
+        if not options.allow_untuned:
+            raise
+    return default_schedule(recipe, kernel, target.arch, shape), {"origin": UNTUNED}
+
+
+def evidence_of(row: PromotedSchedule) -> dict[str, Any]:
+    """What `stats` says of a promoted row's evidence."""
+    return {"date": row.date, "weights": row.evidence.weights, "random_weights": row.evidence.random_weights,
+            "numerics_class": row.numerics_class, "median_us": row.timing.times.median_us,
+            "checks": {kind: {"run": checks.run, "passed": checks.passed} for kind, checks in row.evidence.checks.items()}}

@@ -88,8 +88,9 @@ class TritonEagle3Model:
             quantise(features, self.fc_in, scale, rows=rows, schedule=self.fixed.norm, numerics=numerics)
             x = self.fc_in
         if rows <= ROWS:
-            linear(x[0, :rows], self.fc.w, x_lo=None if scale is None else x[1, :rows], x_scale=None if scale is None else scale[:rows], w_scale=self.fc.scale,
-                   out=self.reduced[:rows], schedule=cast(LinearSchedule, self.selection.schedules["fc"]), numerics=numerics)
+            linear(x[0, :rows], self.fc.w, x_lo=None if scale is None else x[1, :rows],
+                   x_scale=None if scale is None else scale[:rows], w_scale=self.fc.scale, out=self.reduced[:rows],
+                   schedule=cast(LinearSchedule, self.selection.schedules["fc"]), numerics=numerics)
         else:
             prefill_linear(x, self.fc.w, self.reduced, rows=rows, x_scale=scale, w_scale=self.fc.scale, numerics=numerics)
         return self.reduced

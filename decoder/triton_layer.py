@@ -173,7 +173,8 @@ class Decode(Phase):
                rows: int) -> None:
         """See Phase."""
         schedule = cast(LinearSchedule, self.schedules[kernel])
-        linear(x[0, :rows], weights.w, x_lo=None if scale is None else x[1, :rows], x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
+        linear(x[0, :rows], weights.w, x_lo=None if scale is None else x[1, :rows],
+               x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
                out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows], schedule=schedule, numerics=self.numerics)
 
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:

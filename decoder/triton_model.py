@@ -32,12 +32,12 @@ from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from .workspace import new_workspace, splits
 
 PREFILL_ROWS = 2048  # rows of one pass over a prompt; the bits don't depend on it
+FEWEST_ROWS = 128  # a prefill pass is filled up to: one tile of rows costs what a part of it does
 
 
 class TritonModel:
     """See backend.Model."""
 
-    prefill_rows = PREFILL_ROWS
     prefill_is_decode = False
 
     def __init__(self, shape: ModelShape, tensors: Tensors, recipe: Recipe, device: torch.device, selection: Selection,
@@ -60,6 +60,8 @@ class TritonModel:
         self.scratch = self._new_scratch()
         self.graphs_enabled = options.graphs
         self.lock = threading.RLock()
+        self.prefill_rows = min(PREFILL_ROWS, 1 << (shape.max_position - 1).bit_length())
+        self.prompt = torch.zeros(self.prefill_rows, dtype=torch.int32, device=device)
         self._prefill: Prefill | None = None
 
     @property
@@ -148,23 +150,28 @@ class TritonModel:
         return join(parts)
 
     def prefill(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
-        """See backend.Model.prefill."""
+        """See backend.Model.prefill. Rows are filled up to a power of two where the cache has room for it, so that few graphs
+        serve all prompts; what the extra rows leave lies past the cursor."""
+        if len(tokens) > self.prefill_rows:
+            raise RequestError(f"a prefill pass of {len(tokens)} rows", expected=f"at most {self.prefill_rows}")
         with self.lock, torch.inference_mode():
-            cache = cast(DeviceCache, rows.cache)
-            phase = self._prefill_phase(len(tokens))
-            ids = torch.tensor(tokens, dtype=torch.int32, device=self.device)
-            self.inputs.upload([], rows.positions[0])
-            launch_all(self.launches(phase, ids, cache, self.inputs.length, len(tokens), 0, layers))
+            cache, first, count = cast(DeviceCache, rows.cache), rows.positions[0], len(tokens)
+            phase = self._prefill_phase()
+            room = min(cache.capacity, self.shape.max_position) + SLACK - first
+            filled = max(1 << (count - 1).bit_length(), FEWEST_ROWS)
+            launched = filled if filled <= min(room, phase.space.rows) else count
+            self.prompt[:launched].copy_(torch.tensor([*tokens, *[0] * (launched - count)], dtype=torch.int32))
+            self.inputs.upload([], first)
+            cache.graphs.run(("prefill", launched, layers), lambda: launch_all(
+                self.launches(phase, self.prompt, cache, self.inputs.length, launched, 0, layers)))
             rows.finish()
-            return Hidden(phase.space.final[:len(tokens)].clone(), self._features(phase.space.features, len(tokens), layers))
+            return Hidden(phase.space.final[:count].clone(), self._features(phase.space.features, count, layers))
 
-    def _prefill_phase(self, rows: int) -> Prefill:
-        """Buffers for prompts, made at the first one and again for a longer one."""
-        if rows > self.prefill_rows:
-            raise RequestError(f"a prefill pass of {rows} rows", expected=f"at most {self.prefill_rows}")
-        if self._prefill is None or self._prefill.space.rows < rows:
-            room = min(max(256, 1 << (rows - 1).bit_length()), self.prefill_rows)
-            space = new_workspace(self.shape, room, self.precision.is_e4m3, {"qkv": 1, "o": 1, "down": 1}, self.device)
+    def _prefill_phase(self) -> Prefill:
+        """Buffers for prompts, made once: graphs hold their addresses."""
+        if self._prefill is None:
+            space = new_workspace(self.shape, self.prefill_rows, self.precision.is_e4m3, {"qkv": 1, "o": 1, "down": 1},
+                                  self.device)
             self._prefill = Prefill(self.shape, self.recipe, space, self.rope, fixed_schedules(False))
         return self._prefill
 

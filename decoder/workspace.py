@@ -13,8 +13,9 @@ class Workspace:
     """Buffers of a pass of up to `rows` rows.
 
     x: the residual [rows, H]. entry, hidden, heads, act_q: what qkv, gate_up, o and down read, [2, rows, K] terms in e4m3 with
-    x_scale, heads_scale, act_scale [rows], or [1, rows, K] bf16 (entry has `inputs` hidden sizes side by side). qkv, y_o, y_down:
-    fp32 partials [split_k, rows, N], or bf16 [1, rows, N]. q [rows, heads, head_dim]; act [rows, I] bf16. final [rows, H] bf16; features [rows, 3 H].
+    x_scale, heads_scale, act_scale [rows], or [1, rows, K] bf16 (entry has `inputs` hidden sizes side by side). qkv, y_o,
+    y_down: fp32 partials [split_k, rows, N], or bf16 [1, rows, N]. q [rows, heads, head_dim]; act [rows, I] and final [rows, H]
+    bf16; features [rows, 3 H].
     """
 
     rows: int

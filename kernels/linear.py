@@ -229,8 +229,8 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
             return "preload takes a block's weights by pointer before it waits: load pointer, and one tile a block"
         depth = steps // schedule.split_k
         if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > 2**17:
-            return (f"preload takes the whole range of a split, a power of two of steps and at most 131,072 values; {steps} steps "
-                    f"in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
+            return (f"preload takes the whole range of a split, a power of two of steps and at most 131,072 values; {steps} "
+                    f"steps in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
         return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
@@ -306,8 +306,8 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
         amax: [>= rows, column tiles] fp32, for swiglu with e4m3: the largest magnitude of each tile's piece of a row.
 
     Returns:
-        With swiglu [rows, N / 2] bf16. Else [rows, N] bf16 where schedule.split_k is 1, else fp32 partials [split_k, rows, N], to be added in index order; scales
-        are applied to each, the bias to the first.
+        With swiglu [rows, N / 2] bf16. Else [rows, N] bf16 where schedule.split_k is 1, or fp32 partials [split_k, rows, N], to
+        be added in index order; scales are applied to each, the bias to the first.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.

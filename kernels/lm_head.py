@@ -204,14 +204,14 @@ def new_scratch(N: int, schedule: HeadSchedule, device: "torch.device") -> HeadS
 
 def lm_head(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics, limit: int | None = None,
             ids: "torch.Tensor | None" = None, scratch: HeadScratch | None = None,
-            reduce: FixedSchedule = FixedSchedule(num_warps=4)) -> "torch.Tensor":
+            reduce: FixedSchedule | None = None) -> "torch.Tensor":
     """argmax over the vocabulary of x @ w.T, without writing logits: [rows] int32, the lowest id on a tie.
 
     Args:
         x: [rows, K] bf16, 1 <= rows <= schedule.row_tile.
         w: [N, K] bf16.
         limit: ids from it on never win. ids: [N] int32, what each row of w stands for; the row's number where not given.
-        scratch: where to write, instead of new tensors.
+        scratch: where to write, instead of new tensors. reduce: schedule of the second kernel.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
@@ -223,7 +223,7 @@ def lm_head(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule, num
     head_argmax_launch(shape, schedule, numerics)(
         (blocks,), x_ptr=x, w_ptr=w, best_ptr=out.best, id_ptr=out.ids, rows=rows, limit=shape.N if limit is None else limit,
         stride_xm=x.stride(0), stride_wn=w.stride(0), stride_lm=16)
-    head_reduce_launch(shape, reduce, numerics, mapped=ids is not None)(
+    head_reduce_launch(shape, reduce or FixedSchedule(num_warps=4), numerics, mapped=ids is not None)(
         (rows,), best_ptr=out.best, id_ptr=out.ids, token_ptr=out.tokens, blocks=blocks,
         **({} if ids is None else {"map_ptr": ids}))
     return out.tokens[:rows]

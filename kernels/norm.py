@@ -9,8 +9,8 @@ of the row's largest is exact, and below that the error is at most 2^-21 of it. 
 
 It is where the split-K partials of the linear before it are summed. What it reads: the residual x [rows, N] bf16, and fp32
 partials [split_k, rows, N] or one bf16 y [rows, N]; or, at the first layer, rows of the embedding by token id. What it
-writes: the residual back, and h as two e4m3 terms with a scale a row, or as bf16. `feature_ptr` [rows, stride] keeps a copy of the
-residual, which an EAGLE-3 drafter reads. RMSNorm rounds to bf16 before the weight, as Hugging Face does.
+writes: the residual back, and h as two e4m3 terms with a scale a row, or as bf16. `feature_ptr` [rows, stride] keeps a copy
+of the residual, which an EAGLE-3 drafter reads. RMSNorm rounds to bf16 before the weight, as Hugging Face does.
 
 Row invariance: a row is one program with one tree of sums, whatever the other rows.
 """
@@ -110,8 +110,8 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
 
 
 @triton.jit
-def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, feature_weight_ptr, x_ptr, out_ptr, lo_ptr, scale_ptr,
-                      eps, H: tl.constexpr, BLOCK: tl.constexpr, NORMED_RESIDUAL: tl.constexpr, PDL: tl.constexpr):
+def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, feature_weight_ptr, x_ptr, out_ptr, lo_ptr,
+                      scale_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr, NORMED_RESIDUAL: tl.constexpr, PDL: tl.constexpr):
     """What an EAGLE-3 drafter's qkv reads: RMSNorm(embedding) and RMSNorm(feature) side by side, [rows, 2 H]. The residual is
     the feature, or the normed feature where NORMED_RESIDUAL."""
     row = tl.program_id(0)

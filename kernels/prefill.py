@@ -31,8 +31,8 @@ ATTENTION_WARPS, ATTENTION_STAGES = 8, 2
 
 
 @triton.jit(do_not_specialize=["rows"])
-def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
-                          N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
+                          stride_om, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                           BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
     """Grid: (row tiles * column tiles), GROUP_M row tiles a column first."""
     pid = tl.program_id(0)
@@ -111,8 +111,9 @@ def prefill_linear_launch(N: int, K: int, fp8: bool, bias: bool, numerics: Numer
                                  "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M}
     constants |= {} if fp8 else {"x_lo_ptr": None, "x_scale_ptr": None, "w_scale_ptr": None}
     constants |= {} if bias else {"bias_ptr": None}
-    types = {"x_ptr": element, "x_lo_ptr": element, "w_ptr": element, "x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32", "bias_ptr": "*bf16",
-             "out_ptr": "*bf16", "rows": "i32", "stride_xm": "i32", "stride_wn": "i32", "stride_om": "i32"}
+    types = {**dict.fromkeys(("x_ptr", "x_lo_ptr", "w_ptr"), element), **dict.fromkeys(("x_scale_ptr", "w_scale_ptr"), "*fp32"),
+             "bias_ptr": "*bf16", "out_ptr": "*bf16",
+             **dict.fromkeys(("rows", "stride_xm", "stride_wn", "stride_om"), "i32")}
     return Launch(prefill_linear_kernel, types, constants, {
         "num_warps": LINEAR_WARPS, "num_stages": LINEAR_STAGES, "enable_fp_fusion": numerics.enable_fp_fusion})
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import FixedSchedule, LinearSchedule, Schedule, schedule_from_dict
+from ..schedules.store import Key
 from ..shapes.model import KernelShape, LinearShape
-from . import attention, linear, lm_head, merge
+from ..shapes.target import Target
+from . import attention, bundle, linear, lm_head, merge
 from .operation import Operation
 
 TUNABLE: dict[str, Operation] = {
@@ -35,8 +37,8 @@ def operation(kernel: str) -> Operation:
 
 
 def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape | None = None) -> Schedule:
-    """The recipe's default for one kernel and target. The defaults are those of a 7B model; for a linear too small for its own, as
-    many splits as there are steps at most, and nothing preloaded. Raises ScheduleError where its knobs are wrong."""
+    """The recipe's default for one kernel and target. Defaults are a 7B model's; a linear too small has as many splits
+    as steps at most, and nothing preloaded. Raises ScheduleError where its knobs are wrong."""
     if kernel in FIXED:
         return FIXED[kernel][2]
     name = DEFAULT_OF.get(kernel, kernel)
@@ -48,3 +50,9 @@ def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape 
         if schedule.preload and TUNABLE[kernel].contract(shape, schedule):
             schedule = replace(schedule, preload=False)
     return schedule
+
+
+def store_key(kernel: str, shape: KernelShape, target: Target, recipe: Recipe) -> Key:
+    """What this kernel's promoted schedule is looked up by, and promoted under, with the toolchain that is here."""
+    return Key(target.name, recipe.name, kernel, shape, bundle.toolchain(target, recipe.numerics),
+               bundle.kernel_digest(operation(kernel).kernel))

@@ -20,6 +20,10 @@ class Numerics:
     enable_fp_fusion: bool
     max_num_imprecise_acc: Mapping[str, int]
 
+    def flags(self, arch: str) -> dict[str, Any]:
+        """The flags on one target, as promoted schedules have them."""
+        return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch)}
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from ..shapes.fields import nearest
@@ -90,6 +91,7 @@ class FixedSchedule:
 
 Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
 
+KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule)
 CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma")}
 MAY_BE_ZERO = ("blocks_per_sm",)
 
@@ -105,7 +107,7 @@ def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
         return f"unknown knob {name!r}{nearest(name, knobs(kind))}; expected one of {', '.join(knobs(kind))}"
     if name in CHOICES:
         return None if value in CHOICES[name] else f"{name} is {value!r}; expected one of {', '.join(CHOICES[name])}"
-    hint = get_type_hints(kind)[name]
+    hint = _types(kind)[name]  # type: ignore[arg-type]  # mypy holds a dataclass's type for unhashable
     if value is None and type(None) in get_args(hint):
         return None
     want = bool if hint is bool else int
@@ -114,6 +116,12 @@ def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
     if want is int and not (0 if name in MAY_BE_ZERO else 1) <= value <= 2**20:
         return f"{name} is {value}; expected a positive number" + (" or 0" if name in MAY_BE_ZERO else "")
     return None
+
+
+@cache
+def _types(kind: type[Schedule]) -> dict[str, Any]:
+    """Each knob's type. Remembered: resolving them anew for each knob took more than half the time of reading a row."""
+    return get_type_hints(kind)
 
 
 def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: str) -> Schedule:
@@ -126,6 +134,16 @@ def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: st
         if name not in table:
             raise ScheduleError(f"{where}: knob {name} is missing", expected=f"each of {', '.join(needed)}")
     return kind(**table)
+
+
+def schedule_of(table: Mapping[str, Any], where: str) -> Schedule:
+    """A schedule from all its knobs, which say of what kind it is. Raises ScheduleError where no kind has just these."""
+    for kind in KINDS:
+        if set(table) == set(knobs(kind)):
+            return schedule_from_dict(kind, table, where)
+    nearest_kind = max(KINDS, key=lambda kind: len(set(knobs(kind)) & set(table)))
+    raise ScheduleError(f"{where}: schedule: knobs {', '.join(sorted(map(str, table)))}",
+                        expected=f"exactly the knobs of one kind, such as {', '.join(sorted(knobs(nearest_kind)))}")
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:

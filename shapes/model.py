@@ -9,9 +9,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from .errors import ShapeError
+from .errors import ShapeError, UserError
 from .fields import Fields, nearest, read_table
 
 SHIPPED = Path(__file__).parent
@@ -249,3 +249,13 @@ def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
 
 def shape_to_dict(shape: KernelShape) -> dict[str, Any]:
     return dataclasses.asdict(shape)
+
+
+def shape_from_dict(table: Mapping[str, Any], where: str, error: type[UserError] = ShapeError) -> KernelShape:
+    """A kernel's shape from its fields, which say of what kind it is. Raises `error` where no kind has just these."""
+    for kind in get_args(KernelShape):
+        fields = {f.name: f.type for f in dataclasses.fields(kind)}
+        if set(table) == set(fields) and all(type(table[name]) is of for name, of in fields.items()):
+            made: KernelShape = kind(**table)
+            return made
+    raise error(f"{where}: unknown shape {dict(table)!r}", expected="the fields of one kernel's shape")
