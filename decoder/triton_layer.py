@@ -35,6 +35,14 @@ def launch_all(launches: Iterable[Launched]) -> None:
         launch()
 
 
+def summed(partials: torch.Tensor) -> torch.Tensor:
+    """Partials [split_k, rows, N] added in index order, as the kernels add them: [rows, N] fp32."""
+    total = partials[0]
+    for partial in partials[1:]:
+        total = total + partial
+    return total
+
+
 @dataclass(frozen=True)
 class PackedLayer:
     """One layer's weights; norms [H] bf16."""
@@ -205,12 +213,7 @@ class Decode(Phase):
             quantise(x, terms, scale, rows=len(x), schedule=self.fixed.norm, numerics=self.numerics)
         y = linear(terms[0], weights.w, x_lo=None if scale is None else terms[1], x_scale=scale, w_scale=weights.scale,
                    bias=weights.bias, schedule=schedule, numerics=self.numerics)
-        if schedule.split_k == 1:
-            return y
-        total = y[0]
-        for partial in y[1:]:
-            total = total + partial
-        return total.to(torch.bfloat16)
+        return y if schedule.split_k == 1 else summed(y).to(torch.bfloat16)
 
 
 class Prefill(Phase):
