@@ -25,7 +25,8 @@ from tune_kernels.shapes.model import ModelShape
 pytestmark = pytest.mark.interpreter
 CHUNK = 16
 CAPACITY = 48  # slots; with SLACK too few for a prefill pass to be filled up, which would be 128 rows in the interpreter
-PROMPT = [5, 9, 2, 40, 7, 61, 33, 90, 14, 8, 2, 77]  # twelve tokens, so that rounds cross a chunk's edge
+PROMPT = [5, 9, 2, 40, 7, 61, 33, 4]  # eight tokens, so that rounds cross a chunk's edge
+LONG = [*PROMPT, 14, 8, 2, 77]  # and a single pass as well
 TOKENS = 10  # of a request
 WIDE = ModelShape("wide", "qwen2", 64, 96, 2, 4, 2, 16, 96, 1e4, 1e-6, True, False, 256, "tests")
 SHAPE = replace(WIDE, name="tiny", num_layers=1, num_heads=2, num_kv_heads=1, head_dim=32)  # for whole requests: quick
@@ -103,7 +104,7 @@ def fed(decoder: Decoder, tokens: list[int], rows: int = 0) -> Any:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_logits_are_close_to_the_torch_backends(recipe: str, wide: dict[str, Decoder], load: Load) -> None:
     """Prefill, and a decode pass whose rows cross a chunk's edge."""
-    tokens = [*PROMPT, 3, 50, 21, 77, 9, 14, 88]
+    tokens = [*LONG, 3, 50, 21, 77, 9, 14, 88]
     ours, theirs = wide[recipe], load(recipe, WIDE, "torch")
     for final, reference in zip(fed(ours, tokens, 7), fed(theirs, tokens, 7)):
         rms, worst = CLOSE[recipe]
@@ -115,18 +116,18 @@ def test_rows_alone_and_together(recipe: str, wide: dict[str, Decoder]) -> None:
     """cases.md, Decoding 1, 2, 3: a pass of 6 rows, the same as one by one and as 2 and 4, features included."""
     model, tokens, layers = wide[recipe].model, [3, 50, 21, 77, 9, 14], (0, 1)
     prompt: Any = model.new_cache(CAPACITY)
-    model.prefill(PROMPT, Appended(prompt, len(PROMPT)))
+    model.prefill(LONG, Appended(prompt, len(LONG)))
 
     def passes(*sizes: int) -> tuple[Any, Any, Any]:
         cache: Any = model.new_cache(CAPACITY)
         cache.buffer.fill_(torch.nan)
-        cache.buffer[:, :, :len(PROMPT)] = prompt.buffer[:, :, :len(PROMPT)]
-        cache.cursor = len(PROMPT)
+        cache.buffer[:, :, :len(LONG)] = prompt.buffer[:, :, :len(LONG)]
+        cache.cursor = len(LONG)
         parts, at = [], 0
         for size in sizes:
             parts.append(model.forward(tokens[at:at + size], Appended(cache, size), layers))
             at += size
-        kept = cache.buffer[:, :, :len(PROMPT) + len(tokens)].clone()
+        kept = cache.buffer[:, :, :len(LONG) + len(tokens)].clone()
         return torch.cat([p.final for p in parts]), torch.cat([p.features for p in parts if p.features is not None]), kept
 
     whole = passes(6)
@@ -401,6 +402,8 @@ def test_standing_in_gives_the_slots_back(fails: bool) -> None:
     cache.buffer.normal_()
     before = cache.buffer.clone()
     rows = Branches(cache, [10, 7], 3)
+    rows.keys.normal_()
+    rows.values.normal_()
     for done in range(3):
         for branch, length in enumerate((10, 7)):
             new = torch.randn(2, SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.head_dim).bfloat16()
