@@ -243,6 +243,18 @@ def test_the_contract_refuses(shape: LinearShape, schedule: LinearSchedule, mess
     assert found is not None and message in found
 
 
+@pytest.mark.parametrize(("split_k", "size", "dtype"), [
+    (2, (2, 5, 64), "bfloat16"), (2, (5, 64), "float32"), (1, (5, 64), "float32"), (1, (6, 64), "bfloat16")])
+def test_an_output_of_another_kind_is_refused(split_k: int, size: tuple[int, ...], dtype: str, device: str) -> None:
+    """Partials would land in it where it has no room for them."""
+    import torch
+
+    tensors = operands(CASES[0], 5, device)
+    with pytest.raises(ContractError, match="out"):
+        linear(**tensors, schedule=replace(BASE, split_k=split_k), numerics=NUMERICS,
+               out=torch.empty(size, dtype=getattr(torch, dtype), device=device))
+
+
 @pytest.mark.parametrize("change", ["amax without swiglu", "swiglu without amax", "x_lo of bf16", "x_lo of another shape",
                                     "x_lo before x"])
 def test_terms_and_maxima_that_do_not_fit_are_refused(change: str, device: str) -> None:
