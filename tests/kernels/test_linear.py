@@ -231,7 +231,7 @@ def test_swiglu_as_epilogue(case: Case, device: str) -> None:
 @pytest.mark.parametrize(("shape", "schedule", "message"), [
     (LinearShape(64, 192), replace(BASE, preload=True), "3 steps in 1 splits"),
     (LinearShape(64, 256), replace(BASE, preload=True, split_k=3), "4 steps in 3 splits"),
-    (LinearShape(512, 512), replace(BASE, preload=True, BLOCK_N=512), "131,072 values"),
+    (LinearShape(512, 512), replace(BASE, preload=True, BLOCK_N=512), "65,536 values"),
     (LinearShape(64, 128), replace(BASE, preload=True, load="tma"), "load pointer"),
     (LinearShape(64, 128), replace(BASE, preload=True, blocks_per_sm=1), "one tile a block"),
     (LinearShape(64, 128, swiglu=True), replace(BASE, split_k=2), "split_k 1 and weights_as_m"),
