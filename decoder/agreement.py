@@ -123,7 +123,7 @@ class Agreement:
             yield Check(f"width {width}: NaN in every free slot", lambda w=width: run(w, torch.nan))  # type: ignore[misc]
 
     def prompt_chunking(self) -> Iterator[Check]:
-        """The prompt in passes of other sizes gives the bits of one row a pass."""
+        """Tokens in passes of other sizes give the bits of one row a pass; a prompt in chunks, those of the prompt whole."""
         tokens = [*self.prompt, *self.ar.token_ids]
 
         def feed(size: int) -> torch.Tensor:
@@ -135,8 +135,19 @@ class Agreement:
             differ = (feed(size) != feed(1)).any(-1).nonzero()
             return f"position {int(differ[0])} differs" if differ.numel() else ""
 
+        def prompt(size: int) -> torch.Tensor:
+            cache, model = self.decoder.model.new_cache(len(tokens)), self.decoder.model
+            parts = [tokens[i:i + size] for i in range(0, len(tokens), size)]
+            return torch.cat([model.prefill(p, Appended(cache, len(p))).final for p in parts])
+
+        def run_prompt(size: int) -> str:
+            differ = (prompt(size) != prompt(len(tokens))).any(-1).nonzero()
+            return f"position {int(differ[0])} differs" if differ.numel() else ""
+
         for size in (2, 7, 8, 9, 64):
-            yield Check(f"prompt in passes of {size} rows", lambda s=size: run(s))  # type: ignore[misc]
+            yield Check(f"tokens in passes of {size} rows", lambda s=size: run(s))  # type: ignore[misc]
+        for size in (1, 7, 16, 33):
+            yield Check(f"prompt in chunks of {size} tokens", lambda s=size: run_prompt(s))  # type: ignore[misc]
 
     def patterns(self) -> Iterator[Check]:
         """Every draft length and accepted count."""

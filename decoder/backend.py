@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..shapes.fields import nearest
 from ..shapes.model import ModelShape
 from .errors import LoadError
+from .selection import Options
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from .kv_cache import KVCache, Rows
     from .loader import Checkpoint
 
-BACKENDS = {"torch": ".model:load_torch_model"}
+BACKENDS = {"torch": ".model:load_torch_model", "triton": ".triton_model:load_triton_model"}
 
 
 @dataclass
@@ -51,6 +52,9 @@ class Model(Protocol):
     notes: BackendNotes
     embedding: "torch.Tensor"  # [vocab_size, hidden_size]: an EAGLE-3 drafter without its own reads it
     vocab_limit: int  # no id at or beyond it is ever emitted
+    max_rows: int  # rows of one verification; a longer pass is cut, which the bits don't show
+    prefill_rows: int  # rows of one pass over a prompt; the bits don't depend on it
+    prefill_is_decode: bool  # whether prefill gives the bits of forward
 
     def new_cache(self, capacity: int) -> "KVCache":
         """A cache for one sequence of up to `capacity` tokens."""
@@ -59,25 +63,38 @@ class Model(Protocol):
         """One pass over `tokens`, one row each, appended to what `rows` stands for; `layers`: features after those
         layers."""
 
+    def prefill(self, tokens: list[int], rows: "Rows", layers: tuple[int, ...] = ()) -> Hidden:
+        """As forward, for prompts: up to `prefill_rows` tokens, by kernels for many rows where the backend has some."""
+
     def logits(self, final: "torch.Tensor") -> "torch.Tensor":
         """[rows, vocab_size] in fp32."""
 
     def greedy(self, final: "torch.Tensor") -> list[int]:
         """The winning token of each row, the lowest id on ties. Never beyond `vocab_limit`."""
 
+    def project(self, index: int, kernel: str, x: "torch.Tensor") -> "torch.Tensor":
+        """One projection of one layer (qkv, o, gate_up, down) on rows x, for the reference check: [rows, N]."""
+
     def limit_vocabulary(self, size: int) -> None:
         """From now on no id at or beyond `size` (the tokenizer's) is ever emitted."""
 
 
-def load_model(checkpoint: "Checkpoint", recipe: "Recipe", backend: str | None, device: "torch.device") -> Model:
-    """A model on the named backend; None picks `torch`.
+def load_model(checkpoint: "Checkpoint", recipe: "Recipe", backend: str | None, device: "torch.device",
+               options: Options | None = None) -> Model:
+    """A model on the named backend; None picks `triton` on a GPU where the recipe has schedules for it, else `torch`.
 
     Raises:
         LoadError: an unknown backend; what the backend refuses.
     """
-    name = backend or "torch"
+    name = backend or default_backend(recipe, device)
     if name not in BACKENDS:
         raise LoadError(f"unknown backend {name!r}{nearest(name, BACKENDS)}", expected=f"one of {', '.join(BACKENDS)}")
     module, function = BACKENDS[name].split(":")
-    model: Model = getattr(importlib.import_module(module, __package__), function)(checkpoint, recipe, device)
+    load = getattr(importlib.import_module(module, __package__), function)
+    model: Model = load(checkpoint, recipe, device, options or Options())
     return model
+
+
+def default_backend(recipe: "Recipe", device: "torch.device") -> str:
+    """The backend that a device gets when the caller names none."""
+    return "triton" if device.type == "cuda" and recipe.defaults else "torch"

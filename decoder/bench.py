@@ -25,6 +25,7 @@ from .stats import Stats
 
 SETS = ("evaluation", "tuning")
 NAIVE = "naive-"  # before a mode of the naive decoders
+WINDOW = 1024  # tokens of a long request that one figure covers
 PATTERN = 20  # rounds after which a scripted acceptance repeats
 
 
@@ -168,3 +169,11 @@ def times(runs: list[Run], config: Config) -> dict[str, float]:
             "t_sync_ms": 1e3 * sum(r.stats.sync_s for r in runs) / rounds,
             "t_o_ms": 1e3 * sum(r.stats.decode_s - r.stats.verify_s - r.stats.draft_s - r.stats.sync_s
                                 for r in runs) / rounds}
+
+
+def long_run(decoder: Decoder, text: str, tokens: int) -> list[dict[str, float]]:
+    """One AR request of `tokens` tokens, ends ignored: milliseconds a token in each window. Raises RequestError where the cache
+    has no room."""
+    stats = decoder.generate(prompt_ids(decoder, text), "ar", max_new_tokens=tokens, ignore_eos=True).stats
+    return [{"first": at + 1, "last": at + len(part), "ms_a_token": 1e3 * sum(part) / len(part)}
+            for at in range(0, len(stats.round_s), WINDOW) if (part := stats.round_s[at:at + WINDOW])]

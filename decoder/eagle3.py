@@ -8,6 +8,7 @@ last norm.
 """
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,19 @@ from .sampling import Chooser
 from .weights import Tensors
 
 FEED = 128  # rows of one pass over a prompt
+
+
+class Network(Protocol):
+    """What the drafter asks of a backend's network."""
+
+    shape: ModelShape
+    embedding: torch.Tensor
+
+    def new_cache(self, capacity: int) -> Any: ...
+    def reduce(self, features: torch.Tensor) -> torch.Tensor: ...
+    def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> "Step": ...
+    def greedy(self, final: torch.Tensor) -> list[int]: ...
+    def rows_over_target(self, final: torch.Tensor) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,11 @@ class Eagle3Model:
         """[rows, V_d] in fp32 over draft ids; -inf where the target id has no token."""
         return self.head(final.float()).masked_fill(self.beyond, -torch.inf)
 
+    def greedy(self, final: torch.Tensor) -> list[int]:
+        """The winning target id of each row."""
+        ids: list[int] = self.ids[argmax(self.logits(final))].tolist()
+        return ids
+
     def rows_over_target(self, final: torch.Tensor) -> np.ndarray:
         """The logits over target ids, [rows, V], -inf at ids that the drafter doesn't know."""
         logits = self.logits(final)
@@ -95,7 +114,7 @@ class Eagle3Drafter:
 
     name = "eagle3"
 
-    def __init__(self, model: Eagle3Model, layers: tuple[int, ...], capacity: int) -> None:
+    def __init__(self, model: "Network", layers: tuple[int, ...], capacity: int) -> None:
         self.model, self.feature_layers = model, layers
         self.cache = model.new_cache(capacity)
         self.chooser = Chooser()
@@ -134,8 +153,7 @@ class Eagle3Drafter:
 
     def _choose(self, final: torch.Tensor, indices: list[int]) -> list[int]:
         if self.chooser.greedy:
-            ids: list[int] = self.model.ids[argmax(self.model.logits(final))].tolist()
-            return ids
+            return self.model.greedy(final)
         return [self.chooser.choose(row, i) for row, i in zip(self.model.rows_over_target(final), indices)]
 
     def accept(self, outcome: Outcome) -> None:

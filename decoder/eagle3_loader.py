@@ -15,11 +15,12 @@ from ..schedules.recipe import Recipe
 from ..shapes.fields import Fields, read_table
 from ..shapes.model import ModelShape
 from .backend import Model
-from .eagle3 import Eagle3Drafter, Eagle3Model
+from .eagle3 import Eagle3Drafter, Eagle3Model, Network
 from .errors import LoadError
 from .loader import read_safetensors
 from .rope import rope_kind
-from .weights import Tensors, check_tensors
+from .selection import Options, select_schedules
+from .weights import Tensors, check_tensors, random_tensors
 
 LAYER, OTHER_LAYER = "midlayer.", "layers.0."
 EMBEDDING = "embed_tokens.weight"
@@ -41,7 +42,8 @@ class Eagle3Config:
     layer_ids: tuple[int, ...] | None
 
 
-def load_eagle3(path: Path, target: Model, recipe: Recipe, device: torch.device, capacity: int) -> Eagle3Drafter:
+def load_eagle3(path: Path, target: Model, recipe: Recipe, device: torch.device, capacity: int,
+                options: Options) -> Eagle3Drafter:
     """A drafter for this target.
 
     Raises:
@@ -68,8 +70,37 @@ def load_eagle3(path: Path, target: Model, recipe: Recipe, device: torch.device,
     check_tensors(tensors, expected_tensors(shape, EMBEDDING in tensors), where)
     own = tensors.pop(EMBEDDING, None)
     embedding = target.embedding if own is None else own
-    model = Eagle3Model(shape, tensors, embedding, ids, recipe, device, config.norm_before_residual, target.vocab_limit)
+    model = make_network(shape, tensors, embedding, ids, recipe, device, config.norm_before_residual, target, options)
     return Eagle3Drafter(model, feature_layers(config.layer_ids, target.shape.num_layers, where), capacity)
+
+
+def make_network(shape: ModelShape, tensors: Tensors, embedding: torch.Tensor, ids: torch.Tensor, recipe: Recipe,
+                 device: torch.device, norm_before_residual: bool, target: Model, options: Options) -> Network:
+    """The network on the target's backend."""
+    if target.notes.name == "torch":
+        return Eagle3Model(shape, tensors, embedding, ids, recipe, device, norm_before_residual, target.vocab_limit)
+    from .triton_eagle3 import TritonEagle3Model
+
+    return TritonEagle3Model(shape, tensors, embedding, ids, recipe, device, norm_before_residual, target.vocab_limit,
+                             select_schedules(recipe, shape, device, options), options)
+
+
+def random_eagle3(seed: int, shape: ModelShape, target: Model, recipe: Recipe, device: torch.device, capacity: int,
+                  options: Options) -> Eagle3Drafter:
+    """A drafter of random weights, for time and bits: its head's rows stand for ids spread evenly over the vocabulary.
+
+    Raises:
+        LoadError: a shape that isn't a drafter of this target.
+    """
+    if shape.architecture != "eagle3" or shape.target_hidden_size != target.shape.hidden_size \
+            or shape.hidden_size != target.shape.hidden_size or shape.vocab_size != target.shape.vocab_size:
+        raise LoadError(f"drafter shape {shape.name}", expected=f"an EAGLE-3 drafter of {target.shape.name}: hidden size "
+                        f"{target.shape.hidden_size}, vocabulary {target.shape.vocab_size}")
+    rows = shape.draft_vocab_size or shape.vocab_size
+    ids = torch.arange(rows) * shape.vocab_size // rows
+    tensors = random_tensors(expected_tensors(shape, False), seed, device)
+    model = make_network(shape, tensors, target.embedding, ids, recipe, device, False, target, options)
+    return Eagle3Drafter(model, feature_layers(None, target.shape.num_layers, shape.name), capacity)
 
 
 def read_tensors(path: Path) -> Tensors:

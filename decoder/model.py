@@ -19,8 +19,10 @@ from .loader import Checkpoint
 from .ops import Attention, argmax, rms_norm, rotate, silu
 from .precision import Precision, precision_of
 from .rope import rope_table
+from .selection import Options
 from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors, take
 
+PREFILL_ROWS = 128  # rows of one pass over a prompt; the bits don't depend on it
 AHEAD = 64  # positions past max_position for which RoPE is tabled: SSD branches look ahead of what is ever emitted
 
 
@@ -94,6 +96,9 @@ class TorchModel:
                        for i in range(shape.num_layers)]
         self.rope = RopeTable(shape, self.dtype, device)
         self.vocab_limit = shape.vocab_size
+        self.max_rows = recipe.row_tile
+        self.prefill_rows = PREFILL_ROWS
+        self.prefill_is_decode = True
 
     def new_cache(self, capacity: int) -> KVCache:
         """A cache of `capacity` slots in the recipe's precision and chunk."""
@@ -113,6 +118,10 @@ class TorchModel:
         final = rms_norm(x, self.final_norm, self.shape.rms_norm_eps)
         return Hidden(final, torch.cat(kept, dim=-1) if kept else None)
 
+    def prefill(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
+        """See backend.Model.prefill."""
+        return self.forward(tokens, rows, layers)
+
     @torch.inference_mode()
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, vocab_size] in fp32; -inf at ids beyond the tokenizer's."""
@@ -129,6 +138,11 @@ class TorchModel:
             raise NumericsError("the model's logits hold NaN", expected="finite logits",
                                 action="check the weights; try the fp32 recipe")
         return winners
+
+    def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
+        """See backend.Model.project."""
+        linear: Linear = getattr(self.layers[index], kernel)
+        return linear(x.to(self.device, linear.dtype))
 
     def limit_vocabulary(self, size: int) -> None:
         """See backend.Model.limit_vocabulary."""
@@ -154,8 +168,8 @@ def make_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bo
         down=linear("mlp.down_proj"))
 
 
-def load_torch_model(checkpoint: Checkpoint, recipe: Recipe, device: torch.device) -> TorchModel:
-    """The checkpoint on this backend; its tensors are consumed."""
+def load_torch_model(checkpoint: Checkpoint, recipe: Recipe, device: torch.device, options: Options) -> TorchModel:
+    """The checkpoint on this backend; its tensors are consumed. It has no schedules, so the options mean nothing to it."""
     model = TorchModel(checkpoint.config.shape, checkpoint.tensors, recipe, device)
     assert not checkpoint.tensors, f"unused: {list(checkpoint.tensors)}"
     return model

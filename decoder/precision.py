@@ -32,6 +32,11 @@ class Precision:
         """Projections with e4m3 weights, and activations as two e4m3 terms."""
         return self.linear == "e4m3"
 
+    @property
+    def terms(self) -> int:
+        """e4m3 numbers that stand for one activation."""
+        return 2 if self.activation == "e4m3x2" else 1
+
 
 def precision_of(recipe: Recipe) -> Precision:
     """The recipe's precisions, checked.

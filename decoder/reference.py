@@ -126,23 +126,38 @@ def compare_with_reference(decoder: Decoder, model: Any, tokens: list[int], line
         yield compare_projections(decoder, model, tokens[:PROJECTION_TOKENS])
     q = reference_probabilities(model, tokens, limit)
     cache = decoder.model.new_cache(len(tokens))
-    prefilled = decoder.model.logits(decoder.model.forward(tokens, Appended(cache, len(tokens))).final)[:, :limit]
-    p = probabilities(prefilled)
-    distance = total_variation(p, q)
-    worst, median = int(distance.argmax()), float(np.median(distance))
-    within = bool(median <= bounds.median and distance[worst] <= bounds.worst)
-    yield result("reference", "total variation, prefill", within or linear != "fp32",
-                 f"median {median:.2e} (bound {bounds.median:g}), worst {distance[worst]:.2e} at position {worst} "
-                 f"(bound {bounds.worst:g})" + ("" if within else ": beyond; judged against fp64 next"),
-                 positions=len(tokens), median_tv=median, worst_tv=distance[worst], worst_position=worst)
-    if not within and linear != "fp32":
-        yield _rounding_alone(p, q, reference_probabilities(in_fp64(model), tokens, limit))
-    differ = np.flatnonzero(p.argmax(-1) != q.argmax(-1))
-    share = 1 - len(differ) / len(tokens)
-    yield result("reference", "top-1, prefill", bounds.top1 is None or share >= bounds.top1,
-                 f"{share:.4f} of positions" + (f", first difference at {differ[0]}" if len(differ) else ""), top1=share)
-    yield from _boundaries(distance, chunk, bounds)
-    yield _decoded(decoder, tokens, prefilled)
+    decoded = decoder.model.logits(decoder.model.forward(tokens, Appended(cache, len(tokens))).final)[:, :limit]
+    paths = {"decode": probabilities(decoded)}
+    if not decoder.model.prefill_is_decode:
+        paths["prefill"] = probabilities(prompt_logits(decoder, tokens)[:, :limit])
+    exact: np.ndarray | None = None
+    for name, p in paths.items():
+        distance = total_variation(p, q)
+        worst, median = int(distance.argmax()), float(np.median(distance))
+        within = bool(median <= bounds.median and distance[worst] <= bounds.worst)
+        yield result("reference", f"total variation, {name}", within or linear != "fp32",
+                     f"median {median:.2e} (bound {bounds.median:g}), worst {distance[worst]:.2e} at position {worst} "
+                     f"(bound {bounds.worst:g})" + ("" if within else ": beyond; judged against fp64 next"),
+                     positions=len(tokens), median_tv=median, worst_tv=distance[worst], worst_position=worst)
+        if not within and linear != "fp32":
+            exact = reference_probabilities(in_fp64(model), tokens, limit) if exact is None else exact
+            yield _rounding_alone(name, p, q, exact)
+        differ = np.flatnonzero(p.argmax(-1) != q.argmax(-1))
+        share = 1 - len(differ) / len(tokens)
+        yield result("reference", f"top-1, {name}", bounds.top1 is None or share >= bounds.top1,
+                     f"{share:.4f} of positions" + (f", first difference at {differ[0]}" if len(differ) else ""), top1=share)
+        yield from _boundaries(name, distance, chunk, bounds)
+    yield _decoded(decoder, tokens, decoded)
+
+
+def prompt_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
+    """[positions, V] through the path that prompts take, pass by pass."""
+    model, found = decoder.model, []
+    cache = model.new_cache(len(tokens))
+    for start in range(0, len(tokens), model.prefill_rows):
+        part = tokens[start:start + model.prefill_rows]
+        found.append(model.logits(model.prefill(part, Appended(cache, len(part))).final))
+    return torch.cat(found)
 
 
 def compare_projections(decoder: Decoder, model: Any, tokens: list[int]) -> CheckResult:
@@ -155,12 +170,13 @@ def compare_projections(decoder: Decoder, model: Any, tokens: list[int]) -> Chec
     for hook in hooks:
         hook.remove()
     worst, where, count = 0.0, "", 0
-    for index, layer in enumerate(decoder.model.layers):  # type: ignore[attr-defined]
-        for ours, names in ((layer.qkv, ("self_attn.q", "self_attn.k", "self_attn.v")), (layer.o, ("self_attn.o",)),
-                            (layer.gate_up, ("mlp.gate", "mlp.up")), (layer.down, ("mlp.down",))):
+    for index in range(decoder.model.shape.num_layers):
+        for kernel, names in (("qkv", ("self_attn.q", "self_attn.k", "self_attn.v")), ("o", ("self_attn.o",)),
+                              ("gate_up", ("mlp.gate", "mlp.up")), ("down", ("mlp.down",))):
             parts = [seen[f"model.layers.{index}.{name}_proj"] for name in names]
             expected = torch.cat([y for _, y in parts], dim=-1).float()
-            error = (ours(parts[0][0].to(ours.dtype)).float() - expected).abs().amax(-1) / expected.abs().amax(-1)
+            ours = decoder.model.project(index, kernel, parts[0][0]).float().cpu()
+            error = (ours - expected).abs().amax(-1) / expected.abs().amax(-1)
             count += 1
             if float(error.max()) > worst:
                 worst, where = float(error.max()), f"layer {index}, {'+'.join(names)}, row {int(error.argmax())}"
@@ -169,12 +185,12 @@ def compare_projections(decoder: Decoder, model: Any, tokens: list[int]) -> Chec
                   f"(bound {PROJECTION_BOUND:.2e})", worst=worst, projections=count)
 
 
-def _rounding_alone(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> CheckResult:
+def _rounding_alone(name: str, ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> CheckResult:
     """Whether this decoder is as near to fp64 as Hugging Face's own low-precision model is."""
     far, their_far = total_variation(ours, exact), total_variation(theirs, exact)
     (median, high), (their_median, their_high) = (np.quantile(x, (0.5, 0.95)) for x in (far, their_far))
     passed = median <= MARGIN * their_median and high <= MARGIN * their_high
-    return result("reference", "total variation from fp64", passed,
+    return result("reference", f"total variation from fp64, {name}", passed,
                   f"median {median:.2e}, 95th percentile {high:.2e}, worst {far.max():.2e} at position {far.argmax()}; "
                   f"Hugging Face's {their_median:.2e}, {their_high:.2e}, {their_far.max():.2e}: "
                   + ("rounding alone breaks the bound" if passed else "more than rounding"),
@@ -182,19 +198,19 @@ def _rounding_alone(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> 
                   reference_worst=their_far.max())
 
 
-def _boundaries(distance: np.ndarray, chunk: int, bounds: Bounds) -> Iterator[CheckResult]:
+def _boundaries(name: str, distance: np.ndarray, chunk: int, bounds: Bounds) -> Iterator[CheckResult]:
     """The later chunks against the first: no jump where a chunk opens, none after it."""
     medians = [float(np.median(distance[start:start + chunk])) for start in range(0, len(distance), chunk)]
     if len(medians) > 1:
         at = int(np.argmax(medians[1:])) + 1
         limit = max(bounds.boundary * medians[0], bounds.median)
-        yield result("reference", "positions after a chunk boundary", medians[at] <= limit,
+        yield result("reference", f"positions after a chunk boundary, {name}", medians[at] <= limit,
                      f"median {medians[at]:.2e} in chunk {at}, {medians[0]:.2e} in chunk 0 (at most {limit:.2e})",
                      later=medians[at], first=medians[0], chunk=at)
 
 
-def _decoded(decoder: Decoder, tokens: list[int], prefilled: torch.Tensor) -> CheckResult:
-    """Cached decoding, a token at a time, around every boundary: the bits of prefill, hence its distance."""
+def _decoded(decoder: Decoder, tokens: list[int], decoded: torch.Tensor) -> CheckResult:
+    """Cached decoding, a token at a time, around every boundary: the bits of many rows at once, hence their distance."""
     chunk, model = decoder.recipe.kv_chunk, decoder.model
     cache = model.new_cache(len(tokens))
     fed, compared = 0, 0
@@ -203,10 +219,10 @@ def _decoded(decoder: Decoder, tokens: list[int], prefilled: torch.Tensor) -> Ch
         if first > fed:
             model.forward(tokens[fed:first], Appended(cache, first - fed))
         for at in range(first, min(boundary + AROUND, len(tokens))):
-            row = model.logits(model.forward(tokens[at:at + 1], Appended(cache, 1)).final)[0, :prefilled.shape[1]]
+            row = model.logits(model.forward(tokens[at:at + 1], Appended(cache, 1)).final)[0, :decoded.shape[1]]
             compared += 1
-            if not torch.equal(row, prefilled[at]):
-                return result("reference", "cached decoding", False, f"position {at} differs from prefill")
+            if not torch.equal(row, decoded[at]):
+                return result("reference", "cached decoding", False, f"position {at} differs from a pass of many rows")
             fed = at + 1
     return result("reference", "cached decoding", compared > 0, f"{compared} positions around chunk boundaries: the bits of "
-                  "prefill" if compared else "the context crosses no chunk boundary", positions=compared)
+                  "a pass of many rows" if compared else "the context crosses no chunk boundary", positions=compared)

@@ -5,6 +5,7 @@ the draft in one pass; row i chooses the token after them, and the draft is righ
 """
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -15,8 +16,6 @@ from .kv_cache import Appended, KVCache
 from .output import Output
 from .sampling import Chooser, log_softmax, most_likely
 from .stats import Stats
-
-PREFILL_ROWS = 128  # rows of one pass over a prompt; the bits don't depend on it
 
 
 class Session:
@@ -42,13 +41,13 @@ class Session:
         started = time.perf_counter()
         self.cache.clear()
         kept: list[torch.Tensor] = []
-        for start in range(0, len(self.tokens), PREFILL_ROWS):
-            part = self.tokens[start:start + PREFILL_ROWS]
-            hidden = self.model.forward(part, Appended(self.cache, len(part)), self.layers)
+        for start in range(0, len(self.tokens), self.model.prefill_rows):
+            part = self.tokens[start:start + self.model.prefill_rows]
+            hidden = self.model.prefill(part, Appended(self.cache, len(part)), self.layers)
             if hidden.features is not None:
                 kept.append(hidden.features)
         chosen, entries = self._choose(Hidden(hidden.final[-1:]), [])
-        self._push(chosen, entries)
+        self.push(chosen, entries)
         self.stats.prompt_tokens = self.cache.cursor
         self.stats.prefill_s = time.perf_counter() - started
         return torch.cat(kept) if kept else None
@@ -68,10 +67,11 @@ class Session:
 
     def emit(self, outcome: Outcome) -> None:
         """Hands the round's tokens out one by one until the request ends."""
-        kept = self._push(outcome.emitted, self._entries)
+        kept = self.push(outcome.emitted, self._entries)
         self.stats.count_round(outcome.drafted, outcome.accepted, kept)
 
-    def _push(self, tokens: list[int], entries: list[dict[str, object]]) -> int:
+    def push(self, tokens: list[int], entries: Sequence[dict[str, object]] = ()) -> int:
+        """Hands tokens out until the request ends; how many went out."""
         for count, token in enumerate(tokens):
             self.tokens.append(token)
             if entries:

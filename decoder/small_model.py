@@ -30,7 +30,8 @@ def feed(model: Model, cache: KVCache, tokens: list[int]) -> "torch.Tensor":
     final = None
     for start in range(0, len(tokens), FEED):
         part = tokens[start:start + FEED]
-        final = model.forward(part, Appended(cache, len(part))).final
+        run = model.forward if len(tokens) <= model.max_rows else model.prefill
+        final = run(part, Appended(cache, len(part))).final
     assert final is not None
     return final
 

@@ -12,7 +12,7 @@ class Stats:
     pass.
 
     Times in seconds. overlap_s: time in which drafter and target worked at once; sync_s: time the target waited for
-    the drafter's branches.
+    the drafter's branches; host_s: Python's own work in resident rounds, waiting not counted.
 """
 
     mode: str = "ar"
@@ -30,6 +30,7 @@ class Stats:
     verify_s: float = 0.0
     sync_s: float = 0.0
     overlap_s: float = 0.0
+    host_s: float = 0.0
     round_s: list[float] = field(default_factory=list)
     accepted_per_round: list[int] = field(default_factory=list)
     seed: int | None = None

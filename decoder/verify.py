@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,9 @@ class Plan:
     task: Path
     context: int
     text_tokens: int | None
+    schedules: str | None = None
+    allow_untuned: bool = False
+    no_graphs: bool = False
 
 
 def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evidence:
@@ -119,7 +122,8 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
 
 def load_decoder(plan: Plan, recipe: str, drafter: str | None) -> Decoder:
     """The plan's model under a recipe."""
-    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, capacity=plan.capacity)
+    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, capacity=plan.capacity,
+                        schedules=plan.schedules, allow_untuned=plan.allow_untuned, graphs=not plan.no_graphs)
 
 
 def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
@@ -137,7 +141,7 @@ def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
 def quality(decoder: Decoder, plan: Plan, ids: list[int], linear: str,
             progress: Callable[[str], None]) -> Iterator[CheckResult]:
     """The quality checks against an fp32 decoder of the same weights."""
-    fp32 = decoder if linear == "fp32" else load_decoder(plan, "fp32", None)
+    fp32 = decoder if linear == "fp32" else load_decoder(replace(plan, backend="torch"), "fp32", None)
     part = ids[:plan.text_tokens]
     tally = measure_text(decoder, fp32, part, lambda done: progress(f"quality text: {done} of {len(part) - 1} tokens"))
     yield from text_checks(tally, linear)

@@ -9,6 +9,9 @@
     already in the cache, at slots length .. length + rows - 1.
     Partials: acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32.
 
+One chunk holds all the keys of a row at a position under `chunk`; where an output o is given, such a row's attention is
+finished here, in the bytes that the merge would give, and the merge leaves it alone.
+
 All query heads of one KV head, for all rows, share one tile of TILE rows, so that a key is read once and the tensor core's
 fast path is reached (64 rows or more). A row's place in the tile depends on the row alone.
 
@@ -16,6 +19,7 @@ Row invariance: a row walks the key steps that hold at least one key it may see,
 for bit alone. Slots past the cursor may hold anything, NaN included: the loads are masked, not only the scores.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -45,56 +49,81 @@ if TYPE_CHECKING:
 ROWS = 16  # rows that the layout of the partials has room for: the row tile of the recipes
 
 
+@triton.jit
+def attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale):
+    """One step of keys, k [HEAD_DIM, BLOCK_N] and v [BLOCK_N, HEAD_DIM], into the running softmax of every row."""
+    s = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e): exp2 is the hardware's exponential
+    s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
+    m_new = tl.maximum(m, tl.max(s, 1))
+    m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+    alpha = tl.exp2(m - m_safe)
+    p = tl.exp2(s - m_safe[:, None])
+    sees = n0 <= last
+    l = tl.where(sees, l * alpha + tl.sum(p, 1), l)
+    acc = tl.where(sees[:, None], tl.dot(p.to(v.dtype), v, acc * alpha[:, None]), acc)
+    return m_new, l, acc
+
+
 @triton.jit(do_not_specialize=["rows"])
-def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, scale, rows, stride_qm, stride_qh,
+def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_ptr, scale, rows, stride_qm, stride_qh,
                      stride_kt, stride_kh, stride_vt, stride_vh, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
                      HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
                      BLOCK_N: tl.constexpr, PDL: tl.constexpr):
+    """Grid: (num_kv_heads, chunks); a chunk past the keys leaves nothing."""
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
     if PDL:
-        gdc_wait()
+        gdc_launch_dependents()
+    # The length and the keys before it are of earlier passes: they may be read before the kernel in front is done.
     length = tl.load(length_ptr)
     start = chunk * CHUNK
     end = tl.minimum(start + CHUNK, length + rows)
     offs_m = tl.arange(0, TILE)
     row = offs_m // GROUP
     head = kv_head * GROUP + offs_m % GROUP
-    live = row < rows
+    live = (row < rows) & (start < length + rows)
     offs_d = tl.arange(0, HEAD_DIM)
     tile_n = tl.arange(0, BLOCK_N)
-    q = tl.load(q_ptr + row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :],
-                mask=live[:, None], other=0.0)
     last = length + row
-    k_base = k_ptr + kv_head * stride_kh
-    v_base = v_ptr + kv_head * stride_vh
+    # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
+    k_base = k_ptr + kv_head * stride_kh + (tile_n[None, :] * stride_kt + offs_d[:, None])
+    v_base = v_ptr + kv_head * stride_vh + (tile_n[:, None] * stride_vt + offs_d[None, :])
     m = tl.full((TILE,), float("-inf"), tl.float32)
     l = tl.zeros((TILE,), tl.float32)
     acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
-    for n0 in tl.range(start, end, BLOCK_N):
-        # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
-        offs_n = n0 + tile_n
-        there = offs_n < length + rows
-        k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt + (tile_n[None, :] * stride_kt + offs_d[:, None]),
-                    mask=there[None, :], other=0.0)
-        s = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e): exp2 is the hardware's exponential
-        s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.exp2(m - m_safe)
-        p = tl.exp2(s - m_safe[:, None])
-        sees = n0 <= last
-        l = tl.where(sees, l * alpha + tl.sum(p, 1), l)
-        v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt + (tile_n[:, None] * stride_vt + offs_d[None, :]),
-                    mask=there[:, None], other=0.0)
-        acc = tl.where(sees[:, None], tl.dot(p.to(v.dtype), v, acc * alpha[:, None]), acc)
-        m = m_new
-    if PDL:
-        gdc_launch_dependents()
+    offs_q = row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :]
+    if PDL and CHUNK == BLOCK_N:
+        offs_n = start + tile_n
+        old = offs_n < length
+        k_old = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=old[None, :], other=0.0)
+        v_old = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=old[:, None], other=0.0)
+        gdc_wait()
+        q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
+        new = (offs_n >= length) & (offs_n < length + rows)
+        k = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=new[None, :], other=0.0)
+        v = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=new[:, None], other=0.0)
+        m, l, acc = attention_step(q, tl.where(old[None, :], k_old, k), tl.where(old[:, None], v_old, v), offs_n, start, last,
+                                    m, l, acc, scale)
+    else:
+        if PDL:
+            gdc_wait()
+        q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
+        for n0 in tl.range(start, end, BLOCK_N):
+            offs_n = n0 + tile_n
+            there = offs_n < length + rows
+            k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
+            v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
+            m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
+    whole = last < CHUNK
     out = (chunk * ROWS + row) * (NUM_KV_HEADS * GROUP) + head
-    tl.store(m_ptr + out, m, mask=live)
-    tl.store(l_ptr + out, l, mask=live)
-    tl.store(acc_ptr + out[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], acc, mask=live[:, None])
+    if chunk == 0:
+        # What the merge would give for a single chunk: acc / l, unscaled.
+        tl.store(o_ptr + (row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + offs_d[None, :],
+                 (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=(live & whole)[:, None])
+    partial = live & (last >= CHUNK)
+    tl.store(m_ptr + out, m, mask=partial)
+    tl.store(l_ptr + out, l, mask=partial)
+    tl.store(acc_ptr + out[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], acc, mask=partial[:, None])
 
 
 def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> str | None:
@@ -120,7 +149,7 @@ def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> st
 def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numerics: Numerics) -> Launch:
     """The artefact of one shape and schedule: the same for every row count, length and cache layout."""
     types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "length_ptr": "*i32", "acc_ptr": "*fp32",
-             "m_ptr": "*fp32", "l_ptr": "*fp32", "scale": "fp32", "rows": "i32",
+             "m_ptr": "*fp32", "l_ptr": "*fp32", "o_ptr": "*bf16", "scale": "fp32", "rows": "i32",
              **dict.fromkeys(("stride_qm", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
     constants: dict[str, Any] = {
         "NUM_KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim, "ROWS": ROWS,
@@ -147,16 +176,38 @@ def max_rows(shape: AttentionShape, schedule: AttentionSchedule) -> int:
     return min(ROWS, schedule.TILE // shape.group)
 
 
+@dataclass(frozen=True)
+class Partials:
+    """What `attention` leaves for `merge`. acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32;
+    o [>= rows, num_heads, head_dim] bf16, where rows of one chunk are finished."""
+
+    acc: "torch.Tensor"
+    m: "torch.Tensor"
+    l: "torch.Tensor"
+    o: "torch.Tensor"
+
+
+def new_partials(shape: AttentionShape, chunks: int, rows: int, device: "torch.device | str") -> Partials:
+    """Room for `chunks` chunks and `rows` rows."""
+    import torch
+
+    heads = (chunks, ROWS, shape.num_heads)
+    return Partials(torch.empty((*heads, shape.head_dim), dtype=torch.float32, device=device),
+                    torch.empty(heads, dtype=torch.float32, device=device),
+                    torch.empty(heads, dtype=torch.float32, device=device),
+                    torch.empty((rows, shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=device))
+
+
 def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor", *,
-              chunks: int, schedule: AttentionSchedule, numerics: Numerics,
-              ) -> tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]:
-    """Partials (acc, m, l) of the first `chunks` chunks; layouts in the module's docstring.
+              schedule: AttentionSchedule, numerics: Numerics, chunks: int, out: Partials | None = None) -> Partials:
+    """Attention of each row, as partials or, where one chunk holds all its keys, finished; layouts in the module's docstring.
 
     Args:
         q: [rows, num_heads, head_dim] bf16, rows * group <= schedule.TILE.
         k_cache, v_cache: [slots, num_kv_heads, head_dim] bf16, any strides that are multiples of 16.
         length: [1] int32, on the device.
-        chunks: chunks to compute; those past the keys are empty (m = -inf, l = 0).
+        chunks: chunks to launch, up to the last key or beyond; they don't reach the bits.
+        out: where to write, instead of new tensors.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
@@ -179,14 +230,13 @@ def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor
     strides = {"stride_qm": q.stride(0), "stride_qh": q.stride(1), "stride_kt": k_cache.stride(0),
                "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0), "stride_vh": v_cache.stride(1)}
     require_strides(**strides)
-    require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length)
-    acc = torch.empty((chunks, ROWS, num_heads, head_dim), dtype=torch.float32, device=q.device)
-    m = torch.empty((chunks, ROWS, num_heads), dtype=torch.float32, device=q.device)
-    l = torch.empty_like(m)
+    if out is None:
+        out = new_partials(shape, chunks, rows, q.device)
+    require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, acc=out.acc, m=out.m, l=out.l, o=out.o)
     attention_launch(shape, schedule, numerics)(
-        (shape.num_kv_heads, chunks), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, acc_ptr=acc, m_ptr=m,
-        l_ptr=l, scale=head_dim**-0.5, rows=rows, **strides)
-    return acc, m, l
+        (shape.num_kv_heads, chunks), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length,
+        acc_ptr=out.acc, m_ptr=out.m, l_ptr=out.l, o_ptr=out.o, scale=head_dim**-0.5, rows=rows, **strides)
+    return out
 
 
 def attention_reference(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor",

@@ -21,7 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..schedules.promoted import Toolchain
+from ..schedules.recipe import Numerics
 from ..shapes.errors import UserError
+from ..shapes.target import Target
 from .operation import Launch
 
 
@@ -86,6 +89,12 @@ def toolchain_versions(capability: int) -> tuple[str, str]:
     from triton.backends.nvidia.compiler import get_ptxas_version
 
     return triton.__version__, get_ptxas_version(capability)
+
+
+def toolchain(target: Target, numerics: Numerics) -> Toolchain:
+    """What would make an artefact here, as promoted schedules are keyed. Raises IndexError for a ptxas that isn't one."""
+    triton_version, said = toolchain_versions(target.capability)
+    return Toolchain(triton_version, said.split("release ")[1].split(",")[0], numerics.flags(target.arch))
 
 
 def _digest(kernel: Any, signature: Mapping[str, str], constants: Mapping[Any, Any], attributes: Mapping[Any, Any],

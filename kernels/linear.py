@@ -4,6 +4,9 @@
     channel), or bf16 without scales. y [rows, N] in bf16; with split_k > 1 fp32 partials [split_k, rows, N], which the
     kernel that reads them next adds in index order.
 
+An e4m3 activation may come as two terms, x + x_lo / 16 (see kernels/norm.py): exact for bf16 values in effect. Weights are
+still read once, and there is tensor-core time to spare, so the second product costs next to nothing.
+
 Weights are the large operand and rows are few, so the tensor core is used the other way round: `weights_as_m` computes
 w @ x.T, whose M is a block of output columns (64 or more, as the FP8 instructions want) and whose N is the row tile.
 `activations_as_m` is the natural order; with a row tile under 64 it falls back to the FP16 instruction on every target,
@@ -43,16 +46,26 @@ if TYPE_CHECKING:
     import torch
 
 
+LO_FACTOR = 16.0  # what the second term of a two-term activation is multiplied by, so that it has the first one's range
+
+
 @triton.jit
-def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
-                  BLOCK_K: tl.constexpr, TMA: tl.constexpr):
-    """One tile of w, [BLOCK_N, BLOCK_K]; zero past N and K."""
+def swiglu_act(gate, up):
+    """silu(gate) * up in fp32, rounded to bf16 after silu and after the product, as Hugging Face does."""
+    silu = tl.div_rn(gate, 1.0 + tl.exp(-gate)).to(tl.bfloat16).to(tl.float32)
+    return (silu * up).to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                  STEP_K: tl.constexpr, TMA: tl.constexpr):
+    """One tile of w, [BLOCK_N, STEP_K]; zero past N and K."""
     if TMA:
         w = w_ptr.load([n0, k0])
     else:
         # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
         tile_n = tl.arange(0, BLOCK_N)
-        tile_k = tl.arange(0, BLOCK_K)
+        tile_k = tl.arange(0, STEP_K)
         pointers = w_ptr + (n0 * stride_wn + k0) + (tile_n[:, None] * stride_wn + tile_k[None, :])
         if N % BLOCK_N == 0 and K % BLOCK_K == 0:
             w = tl.load(pointers)
@@ -64,10 +77,24 @@ def _load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BL
 
 
 @triton.jit
-def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
-                 stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                 ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
-                 PDL: tl.constexpr):
+def _load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K: tl.constexpr, BLOCK_K: tl.constexpr, STEP_K: tl.constexpr,
+               ROW_TILE: tl.constexpr, TERMS: tl.constexpr):
+    """Columns k0 .. k0 + STEP_K of x, [STEP_K, TERMS * ROW_TILE]: the rows' first terms, then their second ones."""
+    offs_m = tl.arange(0, TERMS * ROW_TILE)
+    row = offs_m % ROW_TILE
+    tile_k = tl.arange(0, STEP_K)
+    mask = row[None, :] < rows
+    if K % BLOCK_K != 0:
+        mask = mask & (tile_k[:, None] < K - k0)
+    offs_x = (offs_m // ROW_TILE) * stride_xt + row * stride_xm
+    return tl.load(x_ptr + k0 + (offs_x[None, :] + tile_k[:, None]), mask=mask, other=0.0)
+
+
+@triton.jit
+def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt, stride_wn,
+                 stride_om, stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                 ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
+                 TMA: tl.constexpr, PRELOAD: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr):
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     pid_n = tile % NUM_N
@@ -75,7 +102,7 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
     n0 = pid_n * BLOCK_N
     offs_n = n0 + tl.arange(0, BLOCK_N)
     offs_m = tl.arange(0, ROW_TILE)
-    tile_k = tl.arange(0, BLOCK_K)
+    WHOLE: tl.constexpr = STEPS // SPLIT_K * BLOCK_K  # the range of a split, where it is preloaded
 
     if STEPS % SPLIT_K == 0:
         first = split * (STEPS // SPLIT_K)
@@ -84,63 +111,92 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         first = split * STEPS // SPLIT_K
         count = (split + 1) * STEPS // SPLIT_K - first
     if WEIGHTS_AS_M:
-        acc = tl.zeros((BLOCK_N, ROW_TILE), tl.float32)
+        acc = tl.zeros((BLOCK_N, TERMS * ROW_TILE), tl.float32)
     else:
-        acc = tl.zeros((ROW_TILE, BLOCK_N), tl.float32)
-    if PDL:
-        gdc_wait()
-    for step in tl.range(0, count):
-        k0 = (first + step) * BLOCK_K
-        w = _load_weights(w_ptr, stride_wn, n0, k0, N, K, BLOCK_N, BLOCK_K, TMA)
-        if WEIGHTS_AS_M:
-            x_mask = offs_m[None, :] < rows
-            if K % BLOCK_K != 0:
-                x_mask = x_mask & (tile_k[:, None] < K - k0)
-            x = tl.load(x_ptr + k0 + (offs_m[None, :] * stride_xm + tile_k[:, None]), mask=x_mask, other=0.0)
-            acc = tl.dot(w, x, acc)
-        else:
-            x_mask = offs_m[:, None] < rows
-            if K % BLOCK_K != 0:
-                x_mask = x_mask & (tile_k[None, :] < K - k0)
-            x = tl.load(x_ptr + k0 + (offs_m[:, None] * stride_xm + tile_k[None, :]), mask=x_mask, other=0.0)
-            acc = tl.dot(x, w.T, acc)
-    if PDL:
-        gdc_launch_dependents()
-
+        acc = tl.zeros((TERMS * ROW_TILE, BLOCK_N), tl.float32)
     if WEIGHTS_AS_M:
         n_axis = offs_n[:, None]
         m_axis = offs_m[None, :]
     else:
         n_axis = offs_n[None, :]
         m_axis = offs_m[:, None]
-    there = (m_axis < rows) & (n_axis < N)
-    if x_scale_ptr is not None:
-        x_scale = tl.load(x_scale_ptr + m_axis, mask=m_axis < rows, other=0.0)
+    if PDL and EARLY:
+        gdc_launch_dependents()
+    # What depends on no kernel in front is on its way while this one waits for it: scales of weights, bias, preloaded weights.
+    if w_scale_ptr is not None:
         w_scale = tl.load(w_scale_ptr + n_axis, mask=n_axis < N, other=0.0)
-        acc = acc * x_scale * w_scale
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + n_axis, mask=n_axis < N, other=0.0).to(tl.float32)
+    if PRELOAD:
+        w_all = _load_weights(w_ptr, stride_wn, n0, first * BLOCK_K, N, K, BLOCK_N, BLOCK_K, WHOLE, False)
+    if PDL:
+        gdc_wait()
+    if x_scale_ptr is not None:
+        x_scale = tl.load(x_scale_ptr + m_axis, mask=m_axis < rows, other=0.0)
+    if PRELOAD:
+        x_all = _load_rows(x_ptr, first * BLOCK_K, rows, stride_xm, stride_xt, K, BLOCK_K, WHOLE, ROW_TILE, TERMS)
+        if WEIGHTS_AS_M:
+            acc = tl.dot(w_all, x_all, acc)
+        else:
+            acc = tl.dot(x_all.T, w_all.T, acc)
+    for step in tl.range(0, 0 if PRELOAD else count):
+        k0 = (first + step) * BLOCK_K
+        w = _load_weights(w_ptr, stride_wn, n0, k0, N, K, BLOCK_N, BLOCK_K, BLOCK_K, TMA)
+        x = _load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K, BLOCK_K, BLOCK_K, ROW_TILE, TERMS)
+        if WEIGHTS_AS_M:
+            acc = tl.dot(w, x, acc)
+        else:
+            acc = tl.dot(x.T, w.T, acc)
+    if PDL and not EARLY:
+        gdc_launch_dependents()
+
+    if TERMS == 2:
+        if WEIGHTS_AS_M:
+            acc, low = acc.reshape(BLOCK_N, 2, ROW_TILE).permute(0, 2, 1).split()
+        else:
+            acc, low = acc.reshape(2, ROW_TILE, BLOCK_N).permute(1, 2, 0).split()
+        acc = acc + low * 0.0625  # 1 / LO_FACTOR
+    there = (m_axis < rows) & (n_axis < N)
+    if x_scale_ptr is not None:
+        acc = acc * x_scale * w_scale
+    if bias_ptr is not None:
         if SPLIT_K == 1:
             acc = acc + bias
         else:
             acc = tl.where(split == 0, acc + bias, acc)
-    tl.store(out_ptr + split * stride_os + m_axis * stride_om + n_axis, acc.to(out_ptr.dtype.element_ty), mask=there)
+    if SWIGLU:
+        # Rows of w are gates and ups in turns of 8. Rounded as they would be on their way through memory.
+        y = acc.to(tl.bfloat16).to(tl.float32).reshape(BLOCK_N // 16, 2, 8, ROW_TILE).permute(0, 2, 3, 1)
+        gate, up = y.split()
+        act = swiglu_act(gate, up).reshape(BLOCK_N // 2, ROW_TILE)
+        offs_i = pid_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        act = tl.where(offs_i[:, None] < N // 2, act, 0.0)
+        tl.store(out_ptr + offs_m[None, :] * stride_om + offs_i[:, None], act.to(tl.bfloat16),
+                 mask=(offs_m[None, :] < rows) & (offs_i[:, None] < N // 2))
+        if amax_ptr is not None:
+            tl.store(amax_ptr + offs_m * NUM_N + pid_n, tl.max(tl.abs(act), 0), mask=offs_m < rows)
+    else:
+        tl.store(out_ptr + split * stride_os + m_axis * stride_om + n_axis, acc.to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn, stride_om,
-                  stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                  ROW_TILE: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr,
-                  PERSISTENT: tl.constexpr, PDL: tl.constexpr):
-    """w_ptr is a tensor descriptor where TMA. Tiles run over N first, then over splits."""
+def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt, stride_wn,
+                  stride_om, stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                  ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
+                  TMA: tl.constexpr, PRELOAD: tl.constexpr, SWIGLU: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr,
+                  EARLY: tl.constexpr):
+    """w_ptr is a tensor descriptor where TMA. amax_ptr [ROW_TILE, tiles of N] or None, where SWIGLU. Tiles run over N first, then
+    over splits."""
     if PERSISTENT:
         TILES: tl.constexpr = ((N + BLOCK_N - 1) // BLOCK_N) * SPLIT_K
         for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):
-            _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
-                         stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
+            _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt,
+                         stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, TERMS, SPLIT_K, WEIGHTS_AS_M, TMA,
+                         PRELOAD, SWIGLU, PDL, EARLY)
     else:
-        _linear_tile(tl.program_id(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm,
-                     stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, SPLIT_K, WEIGHTS_AS_M, TMA, PDL)
+        _linear_tile(tl.program_id(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm,
+                     stride_xt, stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, TERMS, SPLIT_K, WEIGHTS_AS_M,
+                     TMA, PRELOAD, SWIGLU, PDL, EARLY)
 
 
 def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
@@ -164,6 +220,17 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         return f"num_stages {schedule.num_stages} is more than 8"
     if schedule.blocks_per_sm > 8:
         return f"blocks_per_sm {schedule.blocks_per_sm} is more than 8"
+    if shape.swiglu and (schedule.split_k > 1 or schedule.orientation != "weights_as_m"):
+        return "swiglu needs whole sums of gates and ups in one tile: split_k 1 and weights_as_m"
+    if shape.swiglu and shape.N % 16:
+        return f"N {shape.N} is no multiple of 16: gates and ups come in turns of 8"
+    if schedule.preload:
+        if schedule.load == "tma" or schedule.blocks_per_sm:
+            return "preload takes a block's weights by pointer before it waits: load pointer, and one tile a block"
+        depth = steps // schedule.split_k
+        if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > 2**17:
+            return (f"preload takes the whole range of a split, a power of two of steps and at most 131,072 values; {steps} "
+                    f"steps in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
         return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
@@ -176,20 +243,25 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
     tma = schedule.load == "tma"
     constants: dict[str, Any] = {
         "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
-        "ROW_TILE": schedule.row_tile, "SPLIT_K": schedule.split_k,
+        "ROW_TILE": schedule.row_tile, "TERMS": shape.terms, "SPLIT_K": schedule.split_k,
         "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma,
-        "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
+        "PRELOAD": schedule.preload, "SWIGLU": shape.swiglu, "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
+        "EARLY": schedule.early,
     }
     types = {
         "x_ptr": f"*{element}",
         "w_ptr": f"tensordesc<{element}[{schedule.BLOCK_N}, {schedule.BLOCK_K}]>" if tma else f"*{element}",
         "out_ptr": "*bf16" if schedule.split_k == 1 else "*fp32",
-        "rows": "i32", "stride_xm": "i32", "stride_wn": "i32", "stride_om": "i32", "stride_os": "i32",
+        "rows": "i32", "stride_xm": "i32", "stride_xt": "i32", "stride_wn": "i32", "stride_om": "i32", "stride_os": "i32",
     }
     if fp8:
         types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
     else:
         constants |= {"x_scale_ptr": None, "w_scale_ptr": None}
+    if shape.swiglu and fp8:
+        types["amax_ptr"] = "*fp32"
+    else:
+        constants["amax_ptr"] = None
     if shape.bias:
         types["bias_ptr"] = "*bf16"
     else:
@@ -211,27 +283,31 @@ def linear_shared_bytes(shape: LinearShape, schedule: LinearSchedule) -> int:
     size = 1 if shape.dtype == "e4m3" else 2
     steps = triton.cdiv(shape.K, schedule.BLOCK_K) // schedule.split_k
     stages = max(1, min(schedule.num_stages - 1, steps))
-    return stages * (schedule.BLOCK_N + schedule.row_tile) * schedule.BLOCK_K * size
+    return stages * (schedule.BLOCK_N + schedule.row_tile * shape.terms) * schedule.BLOCK_K * size
 
 
 OPERATION = Operation(linear_kernel, LinearSchedule, linear_contract, linear_launch, linear_instructions, linear_shared_bytes)
 
 
 def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, numerics: Numerics,
-           x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
-           bias: "torch.Tensor | None" = None, out: "torch.Tensor | None" = None) -> "torch.Tensor":
-    """y = (x @ w.T) * x_scale * w_scale + bias.
+           x_lo: "torch.Tensor | None" = None, x_scale: "torch.Tensor | None" = None,
+           w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None, out: "torch.Tensor | None" = None,
+           swiglu: bool = False, amax: "torch.Tensor | None" = None) -> "torch.Tensor":
+    """y = ((x + x_lo / LO_FACTOR) @ w.T) * x_scale * w_scale + bias.
 
     Args:
         x: [rows, K] e4m3 or bf16, 1 <= rows <= schedule.row_tile, row stride a multiple of 16 elements.
+        x_lo: the second term of x, if it has two; as x, e4m3 with x's strides, after x in one allocation.
         w: [N, K] of x's type, row stride a multiple of 16 elements.
         x_scale: [rows] fp32, w_scale: [N] fp32; both for e4m3, neither for bf16.
         bias: [N] bf16.
         out: where to write, instead of a new tensor.
+        swiglu: w's rows are gates and ups in turns of 8 (`interleave`), and what comes out is silu(gate) * up.
+        amax: [>= rows, column tiles] fp32, for swiglu with e4m3: the largest magnitude of each tile's piece of a row.
 
     Returns:
-        [rows, N] bf16 where schedule.split_k is 1, else fp32 partials [split_k, rows, N], to be added in index order; scales
-        are applied to each, the bias to the first.
+        With swiglu [rows, N / 2] bf16. Else [rows, N] bf16 where schedule.split_k is 1, or fp32 partials [split_k, rows, N], to
+        be added in index order; scales are applied to each, the bias to the first.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
@@ -241,7 +317,10 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     rows, K = x.shape
     N = w.shape[0]
     fp8 = x.dtype == torch.float8_e4m3fn
-    shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", bias is not None)
+    shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", bias is not None, 1 if x_lo is None else 2, swiglu)
+    require((amax is not None) == (swiglu and fp8), "amax without swiglu of e4m3, or the reverse", "both or neither")
+    require(x_lo is None or (fp8 and x_lo.dtype == x.dtype and x_lo.shape == x.shape and x_lo.stride() == x.stride()),
+            "x_lo that isn't as x", "x and x_lo both e4m3, of one shape and strides")
     require(x.dtype == w.dtype and x.dtype in (torch.float8_e4m3fn, torch.bfloat16), f"x is {x.dtype}, w is {w.dtype}",
             "both float8_e4m3fn or both bfloat16")
     require(w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.shape)}, w {list(w.shape)}",
@@ -250,24 +329,25 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     require((x_scale is not None) == fp8 and (w_scale is not None) == fp8, f"scales with {x.dtype}",
             "x_scale and w_scale with e4m3, neither with bf16")
     require_contract(OPERATION, shape, schedule)
-    require_strides(stride_xm=x.stride(0), stride_wn=w.stride(0))
+    stride_xt = 16 if x_lo is None else (x_lo.data_ptr() - x.data_ptr()) // x.element_size()
+    require_strides(stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0))
     split = schedule.split_k > 1
     if out is None:
-        out = x.new_empty((schedule.split_k, rows, N) if split else (rows, N),
+        out = x.new_empty((schedule.split_k, rows, N) if split else (rows, N // 2 if swiglu else N),
                           dtype=torch.float32 if split else torch.bfloat16)
     stride_om = out.stride(-2)
     stride_os = out.stride(0) if split else 16
     require_strides(stride_om=stride_om, stride_os=stride_os)
-    require_aligned(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
+    require_aligned(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out, amax=amax)
     launch = linear_launch(shape, schedule, numerics)
     weights: Any = w
     if schedule.load == "tma":
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         weights = TensorDescriptor(w, [N, K], [w.stride(0), 1], [schedule.BLOCK_N, schedule.BLOCK_K])
-    pointers = {"x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
+    pointers = {"x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias, "amax_ptr": amax}
     launch(linear_grid(shape, schedule, _num_sms(x)), x_ptr=x, w_ptr=weights, out_ptr=out, rows=rows,
-           stride_xm=x.stride(0), stride_wn=w.stride(0), stride_om=stride_om, stride_os=stride_os,
+           stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0), stride_om=stride_om, stride_os=stride_os,
            **{name: tensor for name, tensor in pointers.items() if tensor is not None})
     return out
 
@@ -284,10 +364,20 @@ def _num_sms(x: "torch.Tensor") -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 3
 
 
+def interleave(w: "torch.Tensor") -> "torch.Tensor":
+    """Rows of [2 I, ...], gates then ups, as gates and ups in turns of 8: what swiglu reads."""
+    import torch
+
+    gate, up = w.reshape(2, w.shape[0] // 16, 8, *w.shape[1:])
+    return torch.stack([gate, up], 1).reshape(w.shape)
+
+
 def linear_reference(x: "torch.Tensor", w: "torch.Tensor", x_scale: "torch.Tensor | None" = None,
-                     w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None) -> "torch.Tensor":
+                     w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None,
+                     x_lo: "torch.Tensor | None" = None) -> "torch.Tensor":
     """The same in fp64, unrounded: [rows, N]."""
-    y = x.float().double() @ w.float().double().T
+    wide = x.float().double() if x_lo is None else x.float().double() + x_lo.float().double() / LO_FACTOR
+    y = wide @ w.float().double().T
     if x_scale is not None and w_scale is not None:
         y = y * x_scale.double()[:, None] * w_scale.double()[None, :]
     return y if bias is None else y + bias.double()

@@ -7,9 +7,10 @@ variant is the token of the argmax variant, ties included. The argmax variant wr
 block; `head_reduce_kernel` walks the blocks in id order.
 
 A tie goes to the lowest token id: leftmost within a block, and a later block must be strictly greater. -0.0 counts as 0.0.
-A NaN never wins. The head is not split over K: each logit is one chain of BLOCK_K steps.
+A NaN never wins, and a row of nothing else gives -1. The head is not split over K: each logit is one chain of BLOCK_K steps.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 REDUCE_TILE = 256  # blocks that head_reduce_kernel compares at once; any size gives the same token
 
 
-@triton.jit(do_not_specialize=["rows"])
-def head_kernel(x_ptr, w_ptr, logits_ptr, best_ptr, id_ptr, rows, stride_xm, stride_wn, stride_lm, N: tl.constexpr,
+@triton.jit(do_not_specialize=["rows", "limit"])
+def head_kernel(x_ptr, w_ptr, logits_ptr, best_ptr, id_ptr, rows, limit, stride_xm, stride_wn, stride_lm, N: tl.constexpr,
                 K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr,
                 PDL: tl.constexpr):
-    """logits_ptr [rows, N] fp32, or None; best_ptr, id_ptr [ROW_TILE, blocks], or None."""
+    """logits_ptr [rows, N] fp32, or None; best_ptr, id_ptr [ROW_TILE, blocks], or None. limit: ids from it on never win."""
     pid = tl.program_id(0)
     n0 = pid * BLOCK_N
     tile_n = tl.arange(0, BLOCK_N)
@@ -73,7 +74,7 @@ def head_kernel(x_ptr, w_ptr, logits_ptr, best_ptr, id_ptr, rows, stride_xm, str
                  mask=live[None, :] & (offs_n[:, None] < N))
     else:
         value = tl.where(acc == acc, acc + 0.0, float("-inf"))
-        value = tl.where(offs_n[:, None] < N, value, float("-inf"))
+        value = tl.where(offs_n[:, None] < limit, value, float("-inf"))
         best, where = tl.max(value, 0, return_indices=True, return_indices_tie_break_left=True)
         out = offs_m * tl.num_programs(0) + pid
         tl.store(best_ptr + out, best, mask=live)
@@ -81,9 +82,13 @@ def head_kernel(x_ptr, w_ptr, logits_ptr, best_ptr, id_ptr, rows, stride_xm, str
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def head_reduce_kernel(best_ptr, id_ptr, token_ptr, blocks, TILE: tl.constexpr):
-    """One row a program: the id of the greatest of its blocks, the lowest id of those that are equal."""
+def head_reduce_kernel(best_ptr, id_ptr, token_ptr, map_ptr, blocks, TILE: tl.constexpr, PDL: tl.constexpr):
+    """One row a program: the id of the greatest of its blocks, the lowest id of those that are equal. map_ptr: what each id
+    stands for, or None."""
     row = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     best = float("-inf")
     token = 0
     for b0 in tl.range(0, blocks, TILE):
@@ -93,6 +98,9 @@ def head_reduce_kernel(best_ptr, id_ptr, token_ptr, blocks, TILE: tl.constexpr):
         candidate = tl.load(id_ptr + row * blocks + b0 + where)
         token = tl.where(top > best, candidate, token)
         best = tl.maximum(best, top)
+    token = tl.where(best == float("-inf"), -1, token)
+    if map_ptr is not None:
+        token = tl.where(token < 0, -1, tl.load(map_ptr + tl.maximum(token, 0)))
     tl.store(token_ptr + row, token)
 
 
@@ -116,8 +124,8 @@ def head_contract(shape: HeadShape, schedule: HeadSchedule) -> str | None:
 def _head_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numerics, logits: bool) -> Launch:
     constants: dict[str, Any] = {"N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
                                  "ROW_TILE": schedule.row_tile, "PDL": schedule.pdl}
-    types = {"x_ptr": "*bf16", "w_ptr": "*bf16", "rows": "i32", "stride_xm": "i32", "stride_wn": "i32",
-             "stride_lm": "i32"}
+    types = {"x_ptr": "*bf16", "w_ptr": "*bf16", "rows": "i32", "limit": "i32", "stride_xm": "i32",
+             "stride_wn": "i32", "stride_lm": "i32"}
     if logits:
         types["logits_ptr"] = "*fp32"
         constants |= {"best_ptr": None, "id_ptr": None}
@@ -137,10 +145,11 @@ def head_logits_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numer
     return _head_launch(shape, schedule, numerics, logits=True)
 
 
-def head_reduce_launch(shape: HeadShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+def head_reduce_launch(shape: HeadShape, schedule: FixedSchedule, numerics: Numerics, mapped: bool = False) -> Launch:
     """One artefact for every vocabulary and block size."""
-    types = {"best_ptr": "*fp32", "id_ptr": "*i32", "token_ptr": "*i32", "blocks": "i32"}
-    return Launch(head_reduce_kernel, types, {"TILE": REDUCE_TILE}, options(schedule, numerics))
+    types = {"best_ptr": "*fp32", "id_ptr": "*i32", "token_ptr": "*i32", "map_ptr": "*i32", "blocks": "i32"}
+    constants = {"TILE": REDUCE_TILE, "PDL": schedule.pdl, **({} if mapped else {"map_ptr": None})}
+    return Launch(head_reduce_kernel, types, constants, options(schedule, numerics))
 
 
 def head_instructions(shape: KernelShape, arch: str) -> Instructions:
@@ -174,30 +183,50 @@ def _checked(x: "torch.Tensor", w: "torch.Tensor", schedule: HeadSchedule) -> He
     return shape
 
 
-def lm_head(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics) -> "torch.Tensor":
+@dataclass(frozen=True)
+class HeadScratch:
+    """What the argmax variant writes: the best value and id of each block [row_tile, blocks], and tokens [row_tile] int32."""
+
+    best: "torch.Tensor"
+    ids: "torch.Tensor"
+    tokens: "torch.Tensor"
+
+
+def new_scratch(N: int, schedule: HeadSchedule, device: "torch.device") -> HeadScratch:
+    """Room for one launch over N ids."""
+    import torch
+
+    blocks = triton.cdiv(N, schedule.BLOCK_N)
+    return HeadScratch(torch.empty((schedule.row_tile, blocks), dtype=torch.float32, device=device),
+                       torch.empty((schedule.row_tile, blocks), dtype=torch.int32, device=device),
+                       torch.zeros(schedule.row_tile, dtype=torch.int32, device=device))
+
+
+def lm_head(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics, limit: int | None = None,
+            ids: "torch.Tensor | None" = None, scratch: HeadScratch | None = None,
+            reduce: FixedSchedule | None = None) -> "torch.Tensor":
     """argmax over the vocabulary of x @ w.T, without writing logits: [rows] int32, the lowest id on a tie.
 
     Args:
         x: [rows, K] bf16, 1 <= rows <= schedule.row_tile.
         w: [N, K] bf16.
+        limit: ids from it on never win. ids: [N] int32, what each row of w stands for; the row's number where not given.
+        scratch: where to write, instead of new tensors. reduce: schedule of the second kernel.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
     """
-    import torch
-
     shape = _checked(x, w, schedule)
     rows = x.shape[0]
+    out = scratch or new_scratch(shape.N, schedule, x.device)
     blocks = triton.cdiv(shape.N, schedule.BLOCK_N)
-    best = torch.empty((schedule.row_tile, blocks), dtype=torch.float32, device=x.device)
-    ids = torch.empty((schedule.row_tile, blocks), dtype=torch.int32, device=x.device)
-    token = torch.empty(rows, dtype=torch.int32, device=x.device)
     head_argmax_launch(shape, schedule, numerics)(
-        (blocks,), x_ptr=x, w_ptr=w, best_ptr=best, id_ptr=ids, rows=rows, stride_xm=x.stride(0),
-        stride_wn=w.stride(0), stride_lm=16)
-    head_reduce_launch(shape, FixedSchedule(num_warps=4), numerics)(
-        (rows,), best_ptr=best, id_ptr=ids, token_ptr=token, blocks=blocks)
-    return token
+        (blocks,), x_ptr=x, w_ptr=w, best_ptr=out.best, id_ptr=out.ids, rows=rows, limit=shape.N if limit is None else limit,
+        stride_xm=x.stride(0), stride_wn=w.stride(0), stride_lm=16)
+    head_reduce_launch(shape, reduce or FixedSchedule(num_warps=4), numerics, mapped=ids is not None)(
+        (rows,), best_ptr=out.best, id_ptr=out.ids, token_ptr=out.tokens, blocks=blocks,
+        **({} if ids is None else {"map_ptr": ids}))
+    return out.tokens[:rows]
 
 
 def lm_head_logits(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule,
@@ -211,7 +240,7 @@ def lm_head_logits(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedu
     logits = torch.empty((rows, stride_lm), dtype=torch.float32, device=x.device)
     head_logits_launch(shape, schedule, numerics)(
         (triton.cdiv(shape.N, schedule.BLOCK_N),), x_ptr=x, w_ptr=w, logits_ptr=logits, rows=rows,
-        stride_xm=x.stride(0), stride_wn=w.stride(0), stride_lm=stride_lm)
+        limit=shape.N, stride_xm=x.stride(0), stride_wn=w.stride(0), stride_lm=stride_lm)
     return logits[:, :shape.N]
 
 

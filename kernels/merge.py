@@ -3,10 +3,11 @@
     acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32, from `attention`;
     length [1] int32; o [rows, num_heads, head_dim] bf16.
 
-Chunks are merged in index order, `splits` at a time. With splits = 1 the order is that of the indices alone; with a larger
-one, partials of a group are summed as a tree whose shape `splits` fixes. A row merges the chunks that hold a key it may
+Chunks are merged in index order, one after another; `splits` says how many are loaded at once and doesn't reach the bits. A
+row merges the chunks that hold a key it may
 see, (length + row) // chunk + 1 of them, so neither the other rows nor the buffer's capacity bear on it. A chunk that is
-empty for a row (m = -inf, l = 0) adds exactly nothing, and a single chunk passes through unscaled.
+empty for a row (m = -inf, l = 0) adds exactly nothing. A row whose keys are all in one chunk was finished by `attention`, and
+is left as it is.
 
 One block merges BLOCK_D of a head's dimensions. BLOCK_D = head_dim with splits = 512 is the old one-block form, kept for
 comparison: its tile of 512 x 128 fp32 values doesn't fit the registers of 4 warps and spills.
@@ -21,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import MergeSchedule
 from ..shapes.model import KernelShape, MergeShape
-from .attention import ROWS
+from .attention import ROWS, Partials
 from .operation import (
     Instructions,
     Launch,
@@ -40,48 +41,43 @@ if TYPE_CHECKING:
 
 
 @triton.jit(do_not_specialize=["chunk"])
-def merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+def merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, amax_ptr, chunk, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                  ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
-    """chunk: keys a partial covers. Grid: (rows, heads, head_dim / BLOCK_D)."""
+    """chunk: keys a partial covers. amax_ptr [ROWS, parts] or None: the largest magnitude of each program's piece of o.
+    Grid: (rows, heads, head_dim / BLOCK_D)."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     offs_d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     if PDL:
+        gdc_launch_dependents()
         gdc_wait()
     used = (tl.load(length_ptr) + row) // chunk + 1
-    m = float("-inf")
-    l = 0.0
-    acc = tl.zeros((BLOCK_D,), tl.float32)
-    for c0 in tl.range(0, used, SPLITS):
-        if SPLITS == 1:
-            base = (c0 * ROWS + row) * NUM_HEADS + head
-            m_c = tl.load(m_ptr + base)
-            l_c = tl.load(l_ptr + base)
-            acc_c = tl.load(acc_ptr + base.to(tl.int64) * HEAD_DIM + offs_d)
-            m_new = tl.maximum(m, m_c)
-            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-            old = tl.exp2(m - m_safe)
-            new = tl.exp2(m_c - m_safe)
-            l = l * old + l_c * new
-            acc = acc * old + acc_c * new
-        else:
-            offs_c = c0 + tl.arange(0, SPLITS)
-            there = offs_c < used
-            base = (offs_c * ROWS + row) * NUM_HEADS + head
-            m_c = tl.load(m_ptr + base, mask=there, other=float("-inf"))
-            l_c = tl.load(l_ptr + base, mask=there, other=0.0)
-            acc_c = tl.load(acc_ptr + base[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], mask=there[:, None],
-                            other=0.0)
-            m_new = tl.maximum(m, tl.max(m_c, 0))
-            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-            old = tl.exp2(m - m_safe)
-            new = tl.exp2(m_c - m_safe)
-            l = l * old + tl.sum(l_c * new, 0)
-            acc = acc * old + tl.sum(acc_c * new[:, None], 0)
-        m = m_new
-    if PDL:
-        gdc_launch_dependents()
-    tl.store(o_ptr + (row * NUM_HEADS + head) * HEAD_DIM + offs_d, (acc / l).to(o_ptr.dtype.element_ty))
+    place = (row * NUM_HEADS + head) * HEAD_DIM + offs_d
+    if used == 1:  # attention has finished this row
+        o = tl.load(o_ptr + place)
+    else:
+        m = float("-inf")
+        l = 0.0
+        acc = tl.zeros((BLOCK_D,), tl.float32)
+        for c0 in tl.range(0, used, SPLITS):
+            for i in tl.static_range(SPLITS):  # unrolled, so that the loads of SPLITS partials are under way at once
+                there = c0 + i < used
+                base = ((c0 + i) * ROWS + row) * NUM_HEADS + head
+                m_c = tl.load(m_ptr + base, mask=there, other=float("-inf"))
+                l_c = tl.load(l_ptr + base, mask=there, other=0.0)
+                acc_c = tl.load(acc_ptr + base.to(tl.int64) * HEAD_DIM + offs_d, mask=there & (offs_d < HEAD_DIM), other=0.0)
+                m_new = tl.maximum(m, m_c)
+                m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+                old = tl.exp2(m - m_safe)
+                new = tl.exp2(m_c - m_safe)
+                l = l * old + l_c * new
+                acc = acc * old + acc_c * new
+                m = m_new
+        o = (acc / l).to(o_ptr.dtype.element_ty)
+        tl.store(o_ptr + place, o)
+    if amax_ptr is not None:
+        part = (row * NUM_HEADS + head) * (HEAD_DIM // BLOCK_D) + tl.program_id(2)
+        tl.store(amax_ptr + part, tl.max(tl.abs(o.to(tl.float32)), 0))
 
 
 def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
@@ -89,7 +85,7 @@ def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
     problem = first_problem(
         common_contract(schedule),
         power_of_two("BLOCK_D", schedule.BLOCK_D, 16, 256),
-        power_of_two("splits", schedule.splits, 1, 1024),
+        power_of_two("splits", schedule.splits, 1, 64),
     )
     if problem:
         return problem
@@ -98,12 +94,13 @@ def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
     return None
 
 
-def merge_launch(shape: MergeShape, schedule: MergeSchedule, numerics: Numerics) -> Launch:
+def merge_launch(shape: MergeShape, schedule: MergeSchedule, numerics: Numerics, amax: bool = True) -> Launch:
     """The artefact of one shape and schedule: the same for every row count, length and number of chunks."""
     types = {"acc_ptr": "*fp32", "m_ptr": "*fp32", "l_ptr": "*fp32", "length_ptr": "*i32", "o_ptr": "*bf16",
-             "chunk": "i32"}
+             "amax_ptr": "*fp32", "chunk": "i32"}
     constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "ROWS": ROWS,
                                  "BLOCK_D": schedule.BLOCK_D, "SPLITS": schedule.splits, "PDL": schedule.pdl}
+    constants |= {} if amax else {"amax_ptr": None}
     return Launch(merge_kernel, types, constants, options(schedule, numerics))
 
 
@@ -115,19 +112,21 @@ def merge_instructions(shape: KernelShape, arch: str) -> Instructions:
 OPERATION = Operation(merge_kernel, MergeSchedule, merge_contract, merge_launch, merge_instructions)
 
 
-def merge(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: "torch.Tensor", *, rows: int, chunk: int,
-          schedule: MergeSchedule, numerics: Numerics) -> "torch.Tensor":
-    """Attention output [rows, num_heads, head_dim] bf16 from the partials of `attention`.
+def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, schedule: MergeSchedule,
+          numerics: Numerics, amax: "torch.Tensor | None" = None) -> "torch.Tensor":
+    """Attention output, [rows, num_heads, head_dim] bf16: the rows of `partials.o`, now all finished.
 
     Args:
-        acc, m, l: partials, contiguous; length: [1] int32 on the device; chunk: keys a partial covers. The partials must
+        partials: of `attention`, contiguous. length: [1] int32 on the device. chunk: keys a partial covers. The partials must
             reach the last key: chunks * chunk >= length + rows.
+        amax: [ROWS, parts(shape, schedule)] fp32: where the largest magnitude of each piece of a row goes.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
     """
     import torch
 
+    acc, m, l, o = partials.acc, partials.m, partials.l, partials.o
     room, num_heads, head_dim = acc.shape[1:]
     shape = MergeShape(num_heads, head_dim)
     require(acc.dtype == m.dtype == l.dtype == torch.float32, f"partials {acc.dtype}, {m.dtype}, {l.dtype}", "float32")
@@ -136,12 +135,16 @@ def merge(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: "to
             f"[chunks, {ROWS}, num_heads, head_dim] and [chunks, {ROWS}, num_heads], contiguous")
     require(1 <= rows <= ROWS, f"{rows} rows", f"1 to {ROWS}")
     require_contract(OPERATION, shape, schedule)
-    require_aligned(acc=acc, m=m, l=l, length=length)
-    o = torch.empty((rows, num_heads, head_dim), dtype=torch.bfloat16, device=acc.device)
-    merge_launch(shape, schedule, numerics)(
+    require_aligned(acc=acc, m=m, l=l, o=o, length=length, amax=amax)
+    merge_launch(shape, schedule, numerics, amax is not None)(
         (rows, num_heads, head_dim // schedule.BLOCK_D), acc_ptr=acc, m_ptr=m, l_ptr=l, length_ptr=length, o_ptr=o,
-        chunk=chunk)
-    return o
+        chunk=chunk, **({} if amax is None else {"amax_ptr": amax}))
+    return o[:rows]
+
+
+def parts(shape: MergeShape, schedule: MergeSchedule) -> int:
+    """Pieces of a row, each with a largest magnitude of its own."""
+    return shape.num_heads * (shape.head_dim // schedule.BLOCK_D)
 
 
 def merge_reference(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: int, *, rows: int,

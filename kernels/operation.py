@@ -40,8 +40,10 @@ class Launch:
     def __call__(self, grid: Sequence[int], **arguments: Any) -> None:
         import triton
 
-        options = {} if triton.knobs.runtime.interpret else self.options
-        self.kernel[tuple(grid)](**arguments, **self.constants, **options)
+        if triton.knobs.runtime.interpret:  # which runs one launch after the other and knows no gdc_wait
+            self.kernel[tuple(grid)](**arguments, **{**self.constants, **({"PDL": False} if "PDL" in self.constants else {})})
+        else:
+            self.kernel[tuple(grid)](**arguments, **self.constants, **self.options)
 
 
 @dataclass(frozen=True)

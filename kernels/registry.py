@@ -1,9 +1,14 @@
 """Every kernel of the decode step by name. A kernel that is registered here is compiled, inspected and bundled by the
 tuner, and tested to compile without a spill for every target."""
 
+from dataclasses import replace
+
 from ..schedules.recipe import Recipe
-from ..schedules.schedule import FixedSchedule, Schedule, schedule_from_dict
-from . import attention, linear, lm_head, merge
+from ..schedules.schedule import FixedSchedule, LinearSchedule, Schedule, schedule_from_dict
+from ..schedules.store import Key
+from ..shapes.model import KernelShape, LinearShape
+from ..shapes.target import Target
+from . import attention, bundle, linear, lm_head, merge
 from .operation import Operation
 
 TUNABLE: dict[str, Operation] = {
@@ -31,10 +36,23 @@ def operation(kernel: str) -> Operation:
     return TUNABLE[kernel] if kernel in TUNABLE else FIXED[kernel][0]
 
 
-def default_schedule(recipe: Recipe, kernel: str, arch: str) -> Schedule:
-    """The recipe's default for one kernel and target. Raises ScheduleError where its knobs are wrong."""
+def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape | None = None) -> Schedule:
+    """The recipe's default for one kernel and target. Defaults are a 7B model's; a linear too small has as many splits
+    as steps at most, and nothing preloaded. Raises ScheduleError where its knobs are wrong."""
     if kernel in FIXED:
         return FIXED[kernel][2]
     name = DEFAULT_OF.get(kernel, kernel)
-    return schedule_from_dict(TUNABLE[kernel].schedule_type, recipe.defaults[arch][name],
-                              f"{recipe.name}: default.{arch}.{name}")
+    schedule = schedule_from_dict(TUNABLE[kernel].schedule_type, recipe.defaults[arch][name],
+                                  f"{recipe.name}: default.{arch}.{name}")
+    if isinstance(schedule, LinearSchedule) and isinstance(shape, LinearShape):
+        steps = -(-shape.K // schedule.BLOCK_K)
+        schedule = replace(schedule, split_k=min(schedule.split_k, steps))
+        if schedule.preload and TUNABLE[kernel].contract(shape, schedule):
+            schedule = replace(schedule, preload=False)
+    return schedule
+
+
+def store_key(kernel: str, shape: KernelShape, target: Target, recipe: Recipe) -> Key:
+    """What this kernel's promoted schedule is looked up by, and promoted under, with the toolchain that is here."""
+    return Key(target.name, recipe.name, kernel, shape, bundle.toolchain(target, recipe.numerics),
+               bundle.kernel_digest(operation(kernel).kernel))

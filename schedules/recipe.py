@@ -1,5 +1,5 @@
 """Recipes: what fixes a model's output bits. `recipes/NAME.toml` says the precision of each operation, the numerics flags
-of the compiler, the row tile, the KV chunk, the split-K partition, and one default schedule per kernel and target."""
+of the compiler, the row tile, the KV chunk, and one default schedule per kernel and target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +20,10 @@ class Numerics:
     enable_fp_fusion: bool
     max_num_imprecise_acc: Mapping[str, int]
 
+    def flags(self, arch: str) -> dict[str, Any]:
+        """The flags on one target, as promoted schedules have them."""
+        return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch)}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -30,7 +34,6 @@ class Recipe:
     numerics: Numerics
     row_tile: int
     kv_chunk: int
-    split_k: Mapping[str, int]
     defaults: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
@@ -50,7 +53,7 @@ def load_recipe(name: str) -> Recipe:
     flags.done()
     recipe = Recipe(name=fields.take("name", str), precision=fields.take("precision", dict), numerics=numerics,
                     row_tile=fields.positive("row_tile"), kv_chunk=fields.positive("kv_chunk"),
-                    split_k=fields.take("split_k", dict, {}), defaults=fields.take("default", dict, {}))
+                    defaults=fields.take("default", dict, {}))
     fields.done()
     if recipe.name != name:
         raise fields.fail("name", f"is {recipe.name!r}", expected=f"{name!r}, as the file is called")

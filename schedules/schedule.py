@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from ..shapes.fields import nearest
@@ -21,7 +22,9 @@ class LinearSchedule:
     BLOCK_N: output columns a block; BLOCK_K: depth of one accumulation step; split_k: blocks that share one output tile,
     each writing an fp32 partial. orientation: `weights_as_m` swaps the operands, so that a small row tile reaches the FP8
     tensor-core instruction. row_tile: rows a launch is padded to. blocks_per_sm: 0 launches a block per tile, otherwise
-    that many persistent blocks an SM. load: how weights arrive. pdl: programmatic dependent launch. maxnreg: register cap.
+    that many persistent blocks an SM. load: how weights arrive. pdl: programmatic dependent launch. preload: a
+    block loads all its weights at once, before it waits for the kernel in front. early: with pdl, the next kernel may start when
+    this one does, not after its main loop. maxnreg: register cap.
     """
 
     BLOCK_N: int
@@ -33,7 +36,9 @@ class LinearSchedule:
     row_tile: int = 16
     blocks_per_sm: int = 0
     load: str = "pointer"
+    preload: bool = False
     pdl: bool = False
+    early: bool = False
     maxnreg: int | None = None
 
 
@@ -81,10 +86,12 @@ class FixedSchedule:
     """Schedule of a kernel that isn't tuned."""
 
     num_warps: int
+    pdl: bool = False
 
 
 Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
 
+KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule)
 CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma")}
 MAY_BE_ZERO = ("blocks_per_sm",)
 
@@ -100,7 +107,7 @@ def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
         return f"unknown knob {name!r}{nearest(name, knobs(kind))}; expected one of {', '.join(knobs(kind))}"
     if name in CHOICES:
         return None if value in CHOICES[name] else f"{name} is {value!r}; expected one of {', '.join(CHOICES[name])}"
-    hint = get_type_hints(kind)[name]
+    hint = _types(kind)[name]  # type: ignore[arg-type]  # mypy holds a dataclass's type for unhashable
     if value is None and type(None) in get_args(hint):
         return None
     want = bool if hint is bool else int
@@ -109,6 +116,12 @@ def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
     if want is int and not (0 if name in MAY_BE_ZERO else 1) <= value <= 2**20:
         return f"{name} is {value}; expected a positive number" + (" or 0" if name in MAY_BE_ZERO else "")
     return None
+
+
+@cache
+def _types(kind: type[Schedule]) -> dict[str, Any]:
+    """Each knob's type. Remembered: resolving them anew for each knob took more than half the time of reading a row."""
+    return get_type_hints(kind)
 
 
 def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: str) -> Schedule:
@@ -121,6 +134,16 @@ def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: st
         if name not in table:
             raise ScheduleError(f"{where}: knob {name} is missing", expected=f"each of {', '.join(needed)}")
     return kind(**table)
+
+
+def schedule_of(table: Mapping[str, Any], where: str) -> Schedule:
+    """A schedule from all its knobs, which say of what kind it is. Raises ScheduleError where no kind has just these."""
+    for kind in KINDS:
+        if set(table) == set(knobs(kind)):
+            return schedule_from_dict(kind, table, where)
+    nearest_kind = max(KINDS, key=lambda kind: len(set(knobs(kind)) & set(table)))
+    raise ScheduleError(f"{where}: schedule: knobs {', '.join(sorted(map(str, table)))}",
+                        expected=f"exactly the knobs of one kind, such as {', '.join(sorted(knobs(nearest_kind)))}")
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:

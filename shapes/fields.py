@@ -20,16 +20,28 @@ def read_table(path: Path, error: type[UserError]) -> dict[str, Any]:
     """The table in a .toml or .json file. Raises `error` where it can't be read, parsed, or isn't a table."""
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text) if kind == "TOML" else json.loads(text)
+        data = path.read_bytes()
     except OSError as e:
         raise error(f"{path}: {e.strerror or e}", expected=f"a readable {kind} file") from None
+    return parse_table(data, kind, str(path), error)
+
+
+def no_constant(name: str) -> None:
+    """For `json.loads`: NaN and Infinity, which Python reads and JSON doesn't have. Raises ValueError."""
+    raise ValueError(f"{name} is no JSON")
+
+
+def parse_table(data: bytes, kind: str, where: str, error: type[UserError]) -> dict[str, Any]:
+    """The table in the bytes of a file, TOML or JSON. Raises `error` where they can't be parsed or aren't a table."""
+    try:
+        text = data.decode("utf-8")
+        table = tomllib.loads(text.replace("\r\n", "\n")) if kind == "TOML" else json.loads(text, parse_constant=no_constant)
     except RecursionError:
-        raise error(f"{path}: nested too deeply", expected=f"a {kind} table") from None
+        raise error(f"{where}: nested too deeply", expected=f"a {kind} table") from None
     except ValueError as e:  # tomllib.TOMLDecodeError, json.JSONDecodeError and UnicodeDecodeError are ValueErrors
-        raise error(f"{path}: not valid {kind}: {e}", expected=f"a {kind} table") from None
+        raise error(f"{where}: not valid {kind}: {e}", expected=f"a {kind} table") from None
     if not isinstance(table, dict):
-        raise error(f"{path}: holds a {type(table).__name__}", expected=f"a {kind} table")
+        raise error(f"{where}: holds a {type(table).__name__}", expected=f"a {kind} table")
     return table
 
 

@@ -9,9 +9,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from .errors import ShapeError
+from .errors import ShapeError, UserError
 from .fields import Fields, nearest, read_table
 
 SHIPPED = Path(__file__).parent
@@ -21,12 +21,15 @@ ARCHITECTURES = tuple(HUGGING_FACE.values())
 
 @dataclass(frozen=True)
 class LinearShape:
-    """y = x @ w.T: x [rows, K], w [N, K], y [rows, N]. `dtype` is that of x and w: e4m3 (with scales) or bf16."""
+    """y = x @ w.T: x [rows, K], w [N, K], y [rows, N]. `dtype` is that of x and w: e4m3 (with scales) or bf16. `terms`: e4m3
+    numbers that stand for one value of x. `swiglu`: rows of w are gates and ups, and y is silu(gate) * up, [rows, N / 2]."""
 
     N: int
     K: int
     dtype: str = "e4m3"
     bias: bool = False
+    terms: int = 1
+    swiglu: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,38 @@ class MergeShape:
     head_dim: int
 
 
-KernelShape = LinearShape | HeadShape | AttentionShape | MergeShape
+@dataclass(frozen=True)
+class NormShape:
+    """Residual and RMSNorm over rows of H values. split_k: partials of the linear that is added, 1 for a bf16 one, 0 for none;
+    embeds: the residual begins with the embedding; quantised: e4m3 out, else bf16; feature: a copy of the residual is kept;
+    one_row: the row to read comes from the device."""
+
+    H: int
+    split_k: int
+    embeds: bool = False
+    quantised: bool = True
+    feature: bool = False
+    one_row: bool = False
+
+
+@dataclass(frozen=True)
+class RopeShape:
+    """Rotary embedding and KV append: the qkv of a row. split_k as in NormShape; at least 1."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    split_k: int
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """An elementwise kernel over rows of N values."""
+
+    N: int
+
+
+KernelShape = LinearShape | HeadShape | AttentionShape | MergeShape | NormShape | RopeShape | RowShape
 
 
 @dataclass(frozen=True)
@@ -86,23 +120,27 @@ class ModelShape:
     target_hidden_size: int | None = None
     draft_vocab_size: int | None = None
 
-    def kernel_shapes(self, dtype: str = "e4m3") -> dict[str, KernelShape]:
-        """The shape that each tunable kernel of the decode step has in this model, by kernel name."""
+    def kernel_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, KernelShape]:
+        """The shape that each tunable kernel of the decode step has in this model, by kernel name. dtype and terms: as in
+        LinearShape."""
+        def linear(N: int, K: int, bias: bool = False, swiglu: bool = False) -> LinearShape:
+            return LinearShape(N, K, dtype, bias, terms, swiglu)
+
         drafter = self.architecture == "eagle3"
         qkv_in = 2 * self.hidden_size if drafter else self.hidden_size  # EAGLE-3: embedding and feature, concatenated
         heads_out = self.num_heads * self.head_dim
         shapes: dict[str, KernelShape] = {
-            "qkv": LinearShape(heads_out + 2 * self.num_kv_heads * self.head_dim, qkv_in, dtype, self.qkv_bias),
-            "o": LinearShape(self.hidden_size, heads_out, dtype),
-            "gate_up": LinearShape(2 * self.intermediate_size, self.hidden_size, dtype),
-            "down": LinearShape(self.hidden_size, self.intermediate_size, dtype),
+            "qkv": linear(heads_out + 2 * self.num_kv_heads * self.head_dim, qkv_in, self.qkv_bias),
+            "o": linear(self.hidden_size, heads_out),
+            "gate_up": linear(2 * self.intermediate_size, self.hidden_size, swiglu=True),
+            "down": linear(self.hidden_size, self.intermediate_size),
             "attention": AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim),
             "merge": MergeShape(self.num_heads, self.head_dim),
             "lm_head": HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size),
         }
         shapes["lm_head_logits"] = shapes["lm_head"]
         if drafter:
-            shapes["fc"] = LinearShape(self.hidden_size, 3 * (self.target_hidden_size or self.hidden_size), dtype)
+            shapes["fc"] = linear(self.hidden_size, 3 * (self.target_hidden_size or self.hidden_size))
         return shapes
 
 
@@ -211,3 +249,13 @@ def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
 
 def shape_to_dict(shape: KernelShape) -> dict[str, Any]:
     return dataclasses.asdict(shape)
+
+
+def shape_from_dict(table: Mapping[str, Any], where: str, error: type[UserError] = ShapeError) -> KernelShape:
+    """A kernel's shape from its fields, which say of what kind it is. Raises `error` where no kind has just these."""
+    for kind in get_args(KernelShape):
+        fields = {f.name: f.type for f in dataclasses.fields(kind)}
+        if set(table) == set(fields) and all(type(table[name]) is of for name, of in fields.items()):
+            made: KernelShape = kind(**table)
+            return made
+    raise error(f"{where}: unknown shape {dict(table)!r}", expected="the fields of one kernel's shape")

@@ -68,6 +68,16 @@ def load_sku(name: str) -> Target:
                      action="add shapes/targets/SKU.toml with its limits and their source")
 
 
+def sku_of(gpu: str) -> Target:
+    """The SKU whose words the name that a GPU gives itself has in it. Raises ShapeError for an unlisted one."""
+    words = set(gpu.lower().replace("-", " ").split())
+    for target in load_targets():
+        if set(target.name.split("-")) <= words:
+            return target
+    raise ShapeError(f"GPU {gpu!r} is not listed", expected=f"one of {', '.join(t.name for t in load_targets())}",
+                     action="add shapes/targets/SKU.toml with its limits and their source")
+
+
 def load_arch(arch: str) -> Target:
     """The limits of an architecture, from the first SKU that has it. Raises ShapeError for an unknown one."""
     for target in load_targets():

@@ -42,6 +42,7 @@ class _Commands(click.Group):
              context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="tune-kernels")
 @click.option("--offline", is_flag=True, help="Compile, inspect and report every schedule; needs no GPU.")
+@click.option("--on-gpu", is_flag=True, help="Time an offline bundle's survivors on this GPU, prove their bits, promote.")
 @click.option("--model", default="qwen2.5-7b", show_default=True, metavar="NAME|PATH",
               help="A shipped shape, or a Hugging Face config.json.")
 @click.option("--target", "targets", multiple=True, metavar="sm_NN",
@@ -53,34 +54,68 @@ class _Commands(click.Group):
 @click.option("--recipe", default="fp8-v1", show_default=True, help="Fixes precisions and numerics flags.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N",
               help="Worker processes.  [default: one a core, memory allowing]")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("build/offline"), show_default=True,
-              help="Folder of the report and the artefacts; a later run goes on from what is there.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False),
+              help="Folder of the report and what belongs to it; a later run goes on from what is there.  "
+                   "[default: build/offline, build/on-gpu]")
 @click.option("--fresh", is_flag=True, help="Compile anew what the folder already knows.")
 @click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
               help="Spilled bytes a thread that are still accepted.")
 @click.option("--executor", metavar="MODULE:CALLABLE",
               help="Makes a concurrent.futures.Executor to work on, whose workers see --out.  [default: local processes]")
+@click.option("--bundle", type=click.Path(path_type=Path, file_okay=False), default=Path("build/offline"), show_default=True,
+              help="On a GPU: the folder that --offline wrote.")
+@click.option("--weights", default="random:0", show_default=True, metavar="random:SEED|PATH",
+              help="On a GPU: the full model that winners are proven in.")
+@click.option("--budget", type=click.FloatRange(min=1), default=600, show_default=True, metavar="SECONDS",
+              help="On a GPU: stop after so long; a second run goes on.")
+@click.option("--storage", metavar="FILE|URL", help="On a GPU: the study of a large space; a database URL is shared by "
+              "many machines.  [default: a file in --out for large spaces]")
+@click.option("--schedules", type=click.Path(path_type=Path, file_okay=False), envvar="TUNE_KERNELS_SCHEDULES",
+              help="On a GPU: promoted schedules, asked first and promoted to.  [default: the user's data folder]")
+@click.option("--promote", is_flag=True, help="On a GPU: write what passed the gate to the schedules.")
+@click.option("--dry-run", is_flag=True, help="On a GPU: show what --promote would write.")
+@click.option("--replay", type=click.Path(path_type=Path), metavar="RUN",
+              help="Rank a recorded run again (its --out folder or recording.json); needs no GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of tables.")
 @click.pass_context
-def cli(context: click.Context, offline: bool, as_json: bool, **options: Any) -> None:
-    """Compile Triton FP8 schedules for LLM decode kernels offline, and show which reach the tensor core.
+def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **options: Any) -> None:
+    """Compile Triton FP8 schedules for LLM decode kernels offline, time them on a GPU, promote what keeps the bits.
 
     \b
     tune-kernels --offline                              all kernels of Qwen2.5-7B, for B300, B200 and H200
     tune-kernels --offline --target sm_90 --kernel down
+    tune-kernels --on-gpu --bundle build/offline --promote
     tune-kernels show ID                                why a variant was accepted or rejected, with its SASS
+    tune-kernels diff main..HEAD                        what a change of promoted schedules does
     tune-kernels doctor                                 what works on this machine
 
     Exit codes: 0 done, 1 nothing survived or a check failed, 2 wrong usage.
     """
+    asked = [name for name, given in (("--offline", offline), ("--on-gpu", on_gpu)) if given]
     if context.invoked_subcommand is not None:
-        if offline:
-            raise click.UsageError(f"--offline and {context.invoked_subcommand} don't go together")
+        if asked:
+            raise click.UsageError(f"{asked[0]} and {context.invoked_subcommand} don't go together")
         return
-    if not offline:
+    if len(asked) != 1:
+        if asked:
+            raise click.UsageError("--offline and --on-gpu don't go together: they are run one after the other")
         click.echo(context.get_help())
         raise click.exceptions.Exit(2)
-    context.exit(_offline(as_json, **options))
+    names = OFFLINE if offline else ON_GPU
+    for name in options:
+        if name not in names and context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-').removesuffix('s')} means nothing to {asked[0]}")
+    chosen = {name: options[name] for name in names}
+    if offline:
+        context.exit(_offline(as_json, **{**chosen, "out": chosen["out"] or Path("build/offline")}))
+    from .gpu_command import run
+
+    context.exit(run(as_json, **{**chosen, "out": chosen["out"] or Path("build/on-gpu")}))
+
+
+OFFLINE = ("model", "targets", "kernels", "space", "recipe", "jobs", "out", "fresh", "max_spill_bytes", "executor")
+ON_GPU = ("model", "kernels", "recipe", "out", "bundle", "weights", "budget", "storage", "schedules", "promote", "dry_run",
+          "replay")
 
 
 def _offline(as_json: bool, model: str, targets: tuple[str, ...], kernels: tuple[str, ...], space: str, recipe: str,
@@ -176,6 +211,34 @@ def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> No
         click.echo(code.ptx)
     if code and sass:
         click.echo(code.sass)
+
+
+@cli.command()
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="[NEW]", required=False)
+@click.option("--format", "form", type=click.Choice(["text", "markdown", "html", "json"]), default="text", show_default=True,
+              help="For a terminal, a pull request, a browser, a program.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write there instead of printing.")
+@click.option("--check", is_flag=True, help="Exit 1 where a row must not be merged, and say why.")
+@click.option("--bundle", "bundles", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="DIR",
+              help="Offline report whose artefacts promoted rows came from: shows the SASS lines that changed; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@click.pass_context
+def diff(context: click.Context, old: str, new: str | None, form: str, out: Path | None, check: bool,
+         bundles: tuple[Path, ...], as_json: bool) -> None:
+    """Show what a change of schedules does: knobs, instruction, registers, spills, time, bits, evidence.
+
+    OLD and NEW are each a file or folder of promoted schedules, an offline report or its folder, a git revision (its
+    schedules/), or REVISION:PATH. A..B names both at once; a revision alone is compared with what is on disk.
+
+    \b
+    tune-kernels diff main..HEAD --check
+    tune-kernels diff v1 schedules --format html --out diff.html
+    tune-kernels diff build/triton-3.7 build/triton-3.9
+    """
+    from . import diff_command
+
+    context.exit(diff_command.run(old, new, form="line" if as_json else form, out=out, check=check, bundles=bundles))
 
 
 @cli.command()

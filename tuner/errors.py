@@ -11,6 +11,10 @@ class ReportError(UserError):
     """A report that can't be read, or an id that isn't in it."""
 
 
+class DiffError(UserError):
+    """Two things that can't be compared, or a git revision that can't be read."""
+
+
 class OutputError(UserError):
     """A folder that can't be written or read."""
 
@@ -21,6 +25,22 @@ class ToolchainError(UserError):
     """A compiler that is missing, too old for a target, or has other numerics than the recipe pins."""
 
     exit_code = 1
+
+
+class GpuError(UserError):
+    """No GPU, an unlisted one, or one that work can't be done on."""
+
+    exit_code = 1
+
+
+class StorageError(UserError):
+    """A study's storage that can't be opened."""
+
+    exit_code = 1
+
+
+class RecordingError(UserError):
+    """A recorded run that can't be read, or was made under other conditions."""
 
 
 class AssemblerDied(Exception):

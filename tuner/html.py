@@ -1,27 +1,19 @@
-"""report.html: one file that works from disk, with no network.
+"""report.html: the offline report as one file that works from disk.
 
 The summary is plain HTML, rendered here. The variants are embedded once, as JSON, and the page's own script shows them,
-a hundred at a time: 25,000 rows of HTML would be slow to open. Text from compilers may hold anything, so the template
-escapes by default, the JSON has no `<`, `>` or `&`, the script sets text and never markup, and the page's policy lets
-no other script run and nothing be fetched.
+a hundred at a time: 25,000 rows of HTML would be slow to open.
 The same report gives the same bytes, whether it comes from a sweep or was read back from its file.
 """
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import jinja2
-from markupsafe import Markup
-
+from .page import render_page
 from .report import FACT_FIELDS, Report, describe_schedule, rejection_counts
 
-TEMPLATES = Path(__file__).parent / "templates"
 KNOB_COLUMNS = ("BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "split_k")  # the other knobs share one column
 PLAIN_FIELDS = ("id", "kernel", "target", "verdict", "stage", "kernel_digest", "artefact", "compile_ms", *FACT_FIELDS)
 SHADES = 4
@@ -56,31 +48,11 @@ class Row:
 
 def render_report(report: Report) -> str:
     """The page, as the text of one HTML file."""
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
-                                     lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters["count"] = lambda n: f"{n:,}" if isinstance(n, int) else "–"
     variants, targets = report["variants"], report["targets"]
-    script, style = _source("report.js"), _source("report.css")
-    return environment.get_template("report.html").render(
-        report=report, kernels=list(dict.fromkeys(v["kernel"] for v in variants)),
-        accepted=_accepted(variants, targets), rejected=_rejected(variants, targets),
-        toolchain=_toolchain(report["toolchain"], targets), data=Markup(_embeddable(_payload(variants))),
-        script=Markup(script), style=Markup(style), script_hash=_policy_hash(script), style_hash=_policy_hash(style))
-
-
-def _source(name: str) -> str:
-    """A file that goes into the page as it is, not as a Jinja include: `{#` and `{{` are ordinary in CSS and JS."""
-    return (TEMPLATES / name).read_text(encoding="utf-8")
-
-
-def _policy_hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _embeddable(value: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can end the element or open a comment."""
-    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return render_page(
+        "report.html", _payload(variants), ["report.css"], ["table.js", "report.js"], report=report,
+        kernels=list(dict.fromkeys(v["kernel"] for v in variants)), accepted=_accepted(variants, targets),
+        rejected=_rejected(variants, targets), toolchain=_toolchain(report["toolchain"], targets))
 
 
 def _accepted(variants: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> list[Row]:

@@ -66,12 +66,13 @@ class LocalExecutor(concurrent.futures.Executor):
     """Worker processes on this machine. Memory, processor time and wall time of each task are bounded."""
 
     def __init__(self, jobs: int, scratch: Path, *, cpu_seconds: float = CPU_SECONDS,
-                 wall_seconds: float = WALL_SECONDS, preload: str = "tune_kernels.tuner.warm") -> None:
+                 wall_seconds: float = WALL_SECONDS, memory_bytes: int | None = MEMORY_BYTES,
+                 preload: str = "tune_kernels.tuner.warm") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([preload])
         self.wall_seconds = wall_seconds
         self.pool = pebble.ProcessPool(max_workers=jobs, max_tasks=TASKS_PER_WORKER, context=context,
-                                       initializer=_start_worker, initargs=(str(scratch), cpu_seconds))
+                                       initializer=_start_worker, initargs=(str(scratch), cpu_seconds, memory_bytes))
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
         future: concurrent.futures.Future[T] = self.pool.schedule(_bounded, args=(fn, args, kwargs),
@@ -90,12 +91,13 @@ class LocalExecutor(concurrent.futures.Executor):
 _cpu_seconds = float(CPU_SECONDS)
 
 
-def _start_worker(scratch: str, cpu_seconds: float) -> None:
+def _start_worker(scratch: str, cpu_seconds: float, memory_bytes: int | None) -> None:
     global _cpu_seconds  # a worker's own setting, made once at its start
     _cpu_seconds = cpu_seconds
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tempfile.tempdir = scratch
 

@@ -4,16 +4,14 @@ Written under another name and renamed, so that a reader sees a whole record or 
 artefact isn't bit for bit what was written, doesn't count: its variant is compiled again.
 """
 
-import contextlib
 import dataclasses
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin
 
 from ..kernels import bundle
+from ..shapes.files import replace_text
 from .errors import OutputError
 
 SCHEMA = "tune-kernels/record/1"
@@ -86,17 +84,7 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write and rename, so that a reader sees the old file or the new one. Raises OutputError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as f:
-                f.write(text)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        replace_text(path, text)
     except OSError as e:
         raise cannot_write(path, e) from None
 
@@ -104,10 +92,3 @@ def write_text(path: Path, text: str) -> None:
 def cannot_write(path: Path, error: OSError) -> OutputError:
     return OutputError(f"{path}: {error.strerror or error}", expected="a folder that can be written, with room in it",
                        action="free some space or name another folder with --out; what is finished is kept")
-
-
-def _umask() -> int:
-    """This process's umask; mkstemp makes files that only their owner can read."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -1,13 +1,16 @@
 """The offline report: one JSON value, read and written here alone, and what a terminal shows of it."""
 
+import dataclasses
 import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..shapes.fields import nearest
+from ..schedules.schedule import KINDS
+from ..shapes.fields import nearest, no_constant
 from .errors import ReportError
 
 if TYPE_CHECKING:
@@ -35,29 +38,41 @@ def read_report(path: Path) -> Report:
     """
     path = path / "report.json" if path.is_dir() else path
     try:
-        table = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         raise ReportError(f"no report at {path}", expected="report.json, as tune-kernels --offline writes it",
                           action="run tune-kernels --offline, or name its folder with --out") from None
     except OSError as e:
         raise ReportError(f"{path}: {e.strerror}", expected="a readable report.json") from None
+    try:
+        table = json.loads(data, parse_constant=no_constant)
     except (ValueError, RecursionError) as e:
         raise ReportError(f"{path}: not valid JSON: {e}", expected="a whole report.json",
                           action="run tune-kernels --offline again: finished work is kept") from None
+    return check_report(table, str(path))
+
+
+def check_report(table: Any, path: str) -> Report:
+    """A report from the JSON value of its file, wherever that came from. path: what errors name.
+
+    Raises:
+        ReportError: another or a newer schema; fields missing or of the wrong kind.
+    """
     schema = table.get("schema") if isinstance(table, dict) else None
     if schema != SCHEMA:
         newer = isinstance(schema, str) and schema.startswith(FAMILY)
         raise ReportError(f"{path}: schema {schema!r}", expected=repr(SCHEMA),
                           action="update tune-kernels: this report is another version's" if newer else
                                  "name the folder or report.json of tune-kernels --offline")
-    _check(table, FIELDS, str(path))
+    _check(table, FIELDS, path)
     for i, variant in enumerate(table["variants"]):
         if not isinstance(variant, dict):
             raise ReportError(f"{path}: variant {i} is a {type(variant).__name__}", expected="an object")
         _check(variant, VARIANT_FIELDS, f"{path}: variant {i}")
         for reason in variant["reasons"]:
             _check(reason if isinstance(reason, dict) else {}, REASON_FIELDS, f"{path}: variant {i}: reason")
-    return table
+    found: Report = table
+    return found
 
 
 def _check(table: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> None:
@@ -84,10 +99,14 @@ def find_variant(report: Report, variant_id: str) -> dict[str, Any]:
 def describe_schedule(schedule: Mapping[str, Any]) -> str:
     """`BLOCK_N 64, BLOCK_K 128, ...` in the order of the design, knobs at their plain defaults left out."""
     order = ("chunk", "TILE", "BLOCK_N", "BLOCK_K", "BLOCK_D", "splits", "num_stages", "num_warps", "split_k")
-    plain: dict[str, Any] = {"split_k": 1, "orientation": "weights_as_m", "row_tile": 16, "blocks_per_sm": 0,
-                             "load": "pointer", "pdl": False, "maxnreg": None}
+    plain = _plain_knobs()
     names = sorted(schedule, key=lambda k: order.index(k) if k in order else len(order))
     return ", ".join(f"{k} {schedule[k]}" for k in names if k not in plain or plain[k] != schedule[k])
+
+
+@cache
+def _plain_knobs() -> dict[str, Any]:
+    return {f.name: f.default for kind in KINDS for f in dataclasses.fields(kind)}
 
 
 def rejection_counts(variants: list[dict[str, Any]]) -> Counter[str]:

@@ -77,12 +77,25 @@ def _code_of(report: Report, variant: dict[str, Any], out: Path) -> Code:
 
 def _read(folder: Path, key: str, compiled_now: bool) -> Code:
     files = bundle.read(folder / "artefacts" / key)
-    cubin = next(data for name, data in files.items() if name.endswith(".cubin"))
-    sass = disassemble(cubin)
+    sass = disassemble(_cubin(files))
+    return Code(sass, gzip.decompress(files["kernel.ptx.gz"]).decode(), compiled_now, instruction_counts(sass))
+
+
+def sass_of(folder: Path, key: str) -> str:
+    """The machine code of one artefact of a bundle. Raises BundleError, ToolchainError."""
+    return disassemble(_cubin(bundle.read(folder / "artefacts" / key)))
+
+
+def _cubin(files: dict[str, bytes]) -> bytes:
+    return next(data for name, data in files.items() if name.endswith(".cubin"))
+
+
+def instruction_counts(sass: str) -> dict[str, int]:
+    """How often each instruction that a verdict turns on occurs."""
     counts: dict[str, int] = {}
     for match in DECIDES.finditer(sass):
         counts[match.group(1)] = counts.get(match.group(1), 0) + 1
-    return Code(sass, gzip.decompress(files["kernel.ptx.gz"]).decode(), compiled_now, counts)
+    return counts
 
 
 def deciding_lines(sass: str, each: int = 3) -> list[str]:

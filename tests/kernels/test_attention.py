@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes
-from tune_kernels.kernels.attention import attention, attention_reference, max_rows
+from tune_kernels.kernels.attention import Partials, attention, attention_reference, max_rows
 from tune_kernels.kernels.merge import merge, merge_reference
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
@@ -58,7 +58,7 @@ def run(q: Any, k: Any, v: Any, length: int, device: str, schedule: AttentionSch
     chunks = (length + q.shape[0] - 1) // schedule.chunk + 1 + extra_chunks
     where = torch.tensor([length], dtype=torch.int32, device=device)
     partials = attention(q, k, v, where, chunks=chunks, schedule=schedule, numerics=NUMERICS)
-    return merge(*partials, where, rows=q.shape[0], chunk=schedule.chunk, schedule=merging, numerics=NUMERICS)
+    return merge(partials, where, rows=q.shape[0], chunk=schedule.chunk, schedule=merging, numerics=NUMERICS)
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
@@ -116,21 +116,28 @@ def test_merge_equals_fp64(merging: MergeSchedule, device: str) -> None:
     m = (torch.randn(chunks, 16, heads, generator=gen) * 8).to(device)
     l = torch.rand(chunks, 16, heads, generator=gen).to(device) + 0.5
     length = torch.tensor([30 + 3 * chunk], dtype=torch.int32, device=device)
-    found = merge(acc, m, l, length, rows=ROWS, chunk=chunk, schedule=merging, numerics=NUMERICS)
+    partials = Partials(acc, m, l, torch.full((ROWS, heads, dim), float("nan"), dtype=torch.bfloat16, device=device))
+    found = merge(partials, length, rows=ROWS, chunk=chunk, schedule=merging, numerics=NUMERICS)
     assert_close(found, merge_reference(acc, m, l, int(length), rows=ROWS, chunk=chunk), rms=4e-3, worst=4e-2)
 
 
-def test_one_chunk_passes_through_unscaled(device: str) -> None:
-    """The bytes of acc / l, rounded once."""
+def test_one_chunk_is_finished_in_the_bytes_of_a_merge(device: str) -> None:
+    """Row 0 sees chunk 0 alone and is finished at once; row 1, with the same query, opens chunk 1 and leaves a partial of
+    chunk 0. That partial through a merge must be row 0."""
     import torch
 
-    gen = torch.Generator().manual_seed(6)
-    acc = torch.randn(1, 16, 2, 32, generator=gen).to(device)
-    m = torch.randn(1, 16, 2, generator=gen).to(device)
-    l = torch.rand(1, 16, 2, generator=gen).to(device) + 0.5
-    length = torch.tensor([3], dtype=torch.int32, device=device)
-    found = merge(acc, m, l, length, rows=4, chunk=32, schedule=IN_ORDER, numerics=NUMERICS)
-    assert_same_bytes(found, (acc[0, :4] / l[0, :4, :, None]).bfloat16())
+    heads = HEADS[1]
+    k, v = cache(heads, 96, device, poison_from=33)
+    q = queries(heads, 2, device)
+    q[1] = q[0]
+    where = torch.tensor([CHUNK - 1], dtype=torch.int32, device=device)
+    partials = attention(q, k, v, where, chunks=2, schedule=BASE, numerics=NUMERICS)
+    finished = partials.o[0].clone()
+    one = Partials(*(t[:1].repeat(2, *[1] * (t.dim() - 1)) for t in (partials.acc, partials.m, partials.l)), partials.o)
+    one.m[1], one.l[1], one.acc[1] = float("-inf"), 0.0, 0.0  # an empty second chunk, so that the merge does its work
+    merged = merge(one, where, rows=2, chunk=CHUNK, schedule=IN_ORDER, numerics=NUMERICS)
+    assert_same_bytes(merged[1], finished)
+    assert_same_bytes(merged[0], finished, "the merge leaves a finished row alone")
 
 
 def test_too_many_rows_for_the_tile_are_refused(device: str) -> None:

@@ -3,7 +3,6 @@
 A stand-in driver plays the GPU, so that `kernel[grid](...)` runs to the launcher on a machine without one.
 """
 
-import types
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import triton
-from triton.backends.compiler import GPUTarget
+from stand_in_driver import Driver, Tensor
 from triton.runtime import driver
 from tune_kernels.kernels import bundle, registry
 from tune_kernels.kernels.attention import attention_launch
@@ -26,64 +25,6 @@ SHAPE = LinearShape(256, 512, "e4m3", bias=True)
 SCHEDULE = LinearSchedule(BLOCK_N=64, BLOCK_K=128, num_stages=3, num_warps=4)
 
 
-class Tensor:
-    """What Triton's specialisation looks at: a dtype and an address."""
-
-    def __init__(self, dtype: str, address: int = 4096) -> None:
-        self.dtype = _Name(dtype)
-        self.address = address
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-class _Name:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __str__(self) -> str:
-        return f"torch.{self.name}"
-
-    __repr__ = __str__
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __eq__(self, other: object) -> bool:
-        return str(self) == str(other)
-
-
-class Driver:
-    """Enough of a driver to specialise, load and 'launch'."""
-
-    def __init__(self, capability: int) -> None:
-        self.launched: list[str] = []
-        launched = self.launched
-
-        class Launcher:
-            def __init__(self, src: Any, metadata: Any) -> None:
-                self.name = metadata.name
-
-            def __call__(self, *args: Any) -> None:
-                launched.append(self.name)
-
-        self.launcher_cls = Launcher
-        self.capability = capability
-        self.utils = types.SimpleNamespace(
-            get_device_properties=lambda device: {"max_shared_mem": 232448},
-            load_binary=lambda name, binary, shared, device: ("module", ("function", len(binary)), 32, 0, 1024),
-            unload_module=lambda module: None)
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     stand_in = Driver(90)
@@ -96,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def arguments(rows: int, stride: int = 512) -> dict[str, Any]:
     return {"x_ptr": Tensor("float8_e4m3fn"), "w_ptr": Tensor("float8_e4m3fn"), "x_scale_ptr": Tensor("float32"),
             "w_scale_ptr": Tensor("float32"), "bias_ptr": Tensor("bfloat16"), "out_ptr": Tensor("bfloat16"),
-            "rows": rows, "stride_xm": stride, "stride_wn": stride, "stride_om": 256, "stride_os": 16}
+            "rows": rows, "stride_xm": stride, "stride_xt": 16, "stride_wn": stride, "stride_om": 256, "stride_os": 16}
 
 
 def make_bundle(folder: Path, schedule: LinearSchedule = SCHEDULE) -> str:

@@ -2,18 +2,14 @@
 
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pages import Opened, OpenPage
 from tune_kernels.tuner.html import render_report
+from tune_kernels.tuner.page import TEMPLATES
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync"]
 TARGETS = ["sm_103", "sm_90"]
 MMA = "@%p10 tcgen05.mma.cta_group::1.kind::f8f6f4 [ %r120 + 0 ], %rd28, %rd29, %r53, %p9;"
 DOT = "%118 = tt.dot %116, %117, %arg12, inputPrecision = tf32 : tensor<64x128xf16> * tensor<128x8xf16>"
@@ -75,67 +71,23 @@ def small_report() -> dict[str, Any]:
     ])
 
 
-@dataclass
-class Opened:
-    """A page in the browser, and what it did meanwhile."""
-
-    page: Any
-    said: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+class OpenedReport(Opened):
+    """An offline report's page."""
 
     def ids(self) -> list[int]:
         """The numbers of the variants whose rows are on the page, in its order."""
-        return [int(i, 16) for i in self.page.eval_on_selector_all("tr.variant", "rows => rows.map(r => r.dataset.id)")]
-
-    def column(self, name: str) -> list[str]:
-        return self.page.eval_on_selector_all(f"tr.variant td.{name}", "cells => cells.map(c => c.textContent)")
-
-    def head(self, name: str) -> Any:
-        return self.page.locator(f"th.{name}[aria-sort]")
-
-    def sort(self, name: str) -> None:
-        self.head(name).locator("button").click()
-
-    def count(self) -> str:
-        return self.page.locator("#count").inner_text()
-
-    def hash(self) -> str:
-        return self.page.evaluate("location.hash")
+        return [int(i, 16) for i in self.rows()]
 
 
-Open = Callable[..., Opened]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium or chromium-browser on PATH to open the page with (Debian: apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield started
-        started.close()
+Open = Callable[..., OpenedReport]
 
 
 @pytest.fixture
-def open_report(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    contexts = []
+def open_report(open_page: OpenPage) -> Open:
+    def opened(report: dict[str, Any], fragment: str = "", **options: Any) -> OpenedReport:
+        return OpenedReport(**vars(open_page(render_report(report), fragment, **options)))
 
-    def opened(report: dict[str, Any], fragment: str = "", **options: Any) -> Opened:
-        path = tmp_path / "report.html"
-        path.write_text(render_report(report), encoding="utf-8")
-        contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options}))
-        result = Opened(contexts[-1].new_page())
-        result.page.on("console", lambda message: result.said.append(message.text))
-        result.page.on("pageerror", lambda error: result.said.append(str(error)))
-        result.page.on("request", lambda request: result.asked.append(request.url))
-        result.page.goto(path.as_uri() + fragment)
-        return result
-
-    yield opened
-    for context in contexts:
-        context.close()
+    return opened
 
 
 def test_opens_from_disk_without_errors_or_network(open_report: Open) -> None:
@@ -402,6 +354,7 @@ def test_embedded_json_cannot_end_its_element() -> None:
 
 
 def test_sources_that_stand_in_the_page_do_not_end_their_element() -> None:
-    templates = Path(render_report.__code__.co_filename).parent / "templates"
-    assert "</" not in (templates / "report.js").read_text(encoding="utf-8")
-    assert "</" not in (templates / "report.css").read_text(encoding="utf-8")
+    sources = [path for path in TEMPLATES.iterdir() if path.suffix in (".js", ".css")]
+    assert len(sources) >= 3
+    for path in sources:
+        assert "</" not in path.read_text(encoding="utf-8"), path.name

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tune_kernels.kernels import registry
+from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.model import load_model_shape
@@ -123,3 +124,11 @@ def test_fixed_kernels_come_with_the_kernels_they_serve() -> None:
     found = candidates(load_space("default"), SHAPES, ["lm_head"], [load_arch("sm_90")])
     assert {c.kernel for c in found} == {"lm_head", "lm_head_reduce"}
     assert set(registry.FIXED) == {"lm_head_reduce"}
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_default_space_holds_the_recipes_defaults(arch: str) -> None:
+    """They are the incumbents of a first promotion, which are timed from the same bundle."""
+    recipe, space = load_recipe("fp8-v1"), load_space("default")
+    for kernel in registry.TUNABLE:
+        assert registry.default_schedule(recipe, kernel, arch) in schedules(space, kernel, arch), kernel

@@ -1,0 +1,37 @@
+"""CUDA graphs of passes: captured at fixed addresses, replayed instead of hundreds of launches."""
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+EAGER_RUNS = 2  # of a pass before it is captured: kernels get loaded, and a pass that is used once costs no capture
+
+
+class Graphs:
+    """Passes by key. enabled: False runs everything eagerly. A pass must read and write fixed addresses only."""
+
+    def __init__(self, enabled: bool, device: torch.device) -> None:
+        self.enabled = enabled and device.type == "cuda"
+        self.device = device
+        self.runs: dict[Hashable, int] = {}
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+
+    def run(self, key: Hashable, launches: Callable[[], None]) -> None:
+        """Replays the pass, or launches it, capturing it when it has been launched often enough."""
+        graph = self.graphs.get(key)
+        if graph is not None:
+            graph.replay()
+        elif self.enabled and self.runs.get(key, 0) >= EAGER_RUNS:
+            self.graphs[key] = self.capture(launches)
+            self.graphs[key].replay()
+        else:
+            self.runs[key] = self.runs.get(key, 0) + 1
+            launches()
+
+    def capture(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The launches as a graph; they must have run once, so that nothing is compiled or loaded now."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            launches()
+        return graph

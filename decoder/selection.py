@@ -1,0 +1,97 @@
+"""Which schedule each kernel of a model runs under: promoted ones with their evidence, or, where the caller allows it, the
+recipe's defaults."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..kernels.bundle import kernel_digest, toolchain
+from ..kernels.registry import TUNABLE, default_schedule
+from ..schedules import store
+from ..schedules.errors import NotPromoted
+from ..schedules.promoted import PromotedSchedule
+from ..schedules.recipe import Recipe
+from ..schedules.schedule import Schedule, schedule_id, schedule_to_dict
+from ..shapes.model import KernelShape, ModelShape
+from ..shapes.target import Target, load_sku, sku_of
+from .errors import LoadError
+from .precision import precision_of
+
+KERNELS = ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")
+INTERPRETED = "nvidia-h200"  # stands for the CPU where Triton's interpreter runs the kernels
+UNTUNED = "recipe default, no evidence"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller of a backend may choose. schedules: a folder of promoted schedules, asked first; overrides: schedules by
+    kernel that are taken as they are, for measuring candidates; graphs: replay passes from CUDA graphs."""
+
+    schedules: str | None = None
+    allow_untuned: bool = False
+    overrides: Mapping[str, Schedule] = field(default_factory=dict)
+    graphs: bool = True
+
+
+@dataclass(frozen=True)
+class Selection:
+    """schedules by kernel; rows: what `stats` says of each; warnings for the same place."""
+
+    schedules: dict[str, Schedule]
+    rows: tuple[dict[str, Any], ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def pdl(self) -> bool:
+        """Whether launches overlap: then the kernels that aren't tuned take part, or they would hold up the others."""
+        return any(getattr(schedule, "pdl", False) for schedule in self.schedules.values())
+
+
+def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, options: Options) -> Selection:
+    """A schedule for every tunable kernel of a model.
+
+    Raises:
+        NotPromoted: a kernel without promoted schedule, and untuned ones aren't allowed.
+        LoadError: a target that the recipe has no defaults for. ShapeError: an unlisted GPU.
+    """
+    target = load_sku(INTERPRETED) if device.type != "cuda" else sku_of(torch.cuda.get_device_name(device))
+    if target.arch not in recipe.defaults:
+        raise LoadError(f"recipe {recipe.name} has no default schedules for {target.arch}",
+                        expected=f"one of {', '.join(recipe.defaults) or 'no target at all'}", action="use another recipe")
+    precision = precision_of(recipe)
+    shapes = shape.kernel_shapes(precision.linear, precision.terms)
+    chosen: dict[str, Schedule] = {}
+    rows = []
+    for kernel in [*KERNELS, *(["fc"] if shape.architecture == "eagle3" else [])]:
+        chosen[kernel], note = _select(kernel, shapes[kernel], recipe, target, options)
+        rows.append({"kernel": kernel, "schedule": schedule_to_dict(chosen[kernel]), "schedule_id": schedule_id(chosen[kernel]),
+                     **note})
+    untuned = [row["kernel"] for row in rows if row["origin"] == UNTUNED]
+    warnings = (f"{shape.name}: no promoted schedule of {', '.join(untuned)}: the recipe's defaults run",) if untuned else ()
+    return Selection(chosen, tuple(rows), warnings)
+
+
+def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,
+            options: Options) -> tuple[Schedule, dict[str, Any]]:
+    """One kernel's schedule and where it is from."""
+    if kernel in options.overrides:
+        return options.overrides[kernel], {"origin": "override"}
+    key = store.Key(target.name, recipe.name, kernel, shape, toolchain(target, recipe.numerics),
+                    kernel_digest(TUNABLE[kernel].kernel))
+    try:
+        row = store.lookup(key, store.search_path(Path(options.schedules) if options.schedules else None))
+        return row.schedule, {"origin": "promoted", "evidence": evidence_of(row)}
+    except NotPromoted:
+        if not options.allow_untuned:
+            raise
+    return default_schedule(recipe, kernel, target.arch, shape), {"origin": UNTUNED}
+
+
+def evidence_of(row: PromotedSchedule) -> dict[str, Any]:
+    """What `stats` says of a promoted row's evidence."""
+    return {"date": row.date, "weights": row.evidence.weights, "random_weights": row.evidence.random_weights,
+            "numerics_class": row.numerics_class, "median_us": row.timing.times.median_us,
+            "checks": {kind: {"run": checks.run, "passed": checks.passed} for kind, checks in row.evidence.checks.items()}}

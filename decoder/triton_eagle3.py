@@ -1,0 +1,182 @@
+"""The EAGLE-3 network on the `triton` backend: see eagle3.py for what it computes. A whole proposal is one chain of launches.
+
+In a proposal (`launch_draft`) the first pass writes the entries of the last verification from the target's features, K + 1 rows
+whatever was accepted, and goes on from the accepted one; rows past it land in slots that are overwritten before they are seen.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+
+from ..kernels.activation import quantise
+from ..kernels.attention import ROWS
+from ..kernels.linear import linear
+from ..kernels.lm_head import lm_head, lm_head_logits, new_scratch
+from ..kernels.norm import draft_norm
+from ..kernels.prefill import prefill_linear
+from ..schedules.recipe import Recipe
+from ..schedules.schedule import HeadSchedule, LinearSchedule
+from ..shapes.model import ModelShape
+from .device_cache import SLACK, DeviceCache, standing_in
+from .device_inputs import DeviceInputs
+from .eagle3 import Step
+from .graphs import Graphs
+from .kv_cache import Branches, Rows
+from .packing import pack
+from .rope import rope_table
+from .selection import Options, Selection
+from .triton_layer import Decode, Phase, Prefill, fixed_schedules, launch_all, pack_layer
+from .triton_model import low_precision
+from .weights import Tensors
+from .workspace import new_workspace, splits
+
+FEED = 128  # rows of one pass over a prompt
+
+
+class TritonEagle3Model:
+    """See eagle3.Eagle3Model. ids: the target id of each row of the head, ascending, so that the lowest row is the lowest id."""
+
+    def __init__(self, shape: ModelShape, tensors: Tensors, embedding: torch.Tensor, ids: torch.Tensor, recipe: Recipe,
+                 device: torch.device, norm_before_residual: bool, vocab_limit: int, selection: Selection,
+                 options: Options) -> None:
+        self.shape, self.recipe, self.device, self.selection = shape, recipe, device, selection
+        self.norm_before_residual, self.graphs_enabled = norm_before_residual, options.graphs
+        precision = low_precision(recipe)
+        self.fixed = fixed_schedules(selection.pdl)
+
+        def vector(name: str) -> torch.Tensor:
+            return tensors.pop(name).to(device, torch.bfloat16)
+
+        self.embedding = embedding.to(device, torch.bfloat16)
+        self.fc = pack(tensors.pop("fc.weight"), precision, device)
+        order = torch.argsort(ids)
+        self.ids = ids[order].to(device)
+        self.map = self.ids.to(torch.int32)
+        self.limit = int((ids < vocab_limit).sum())  # rows of the head that stand for a token
+        self.head = tensors.pop("lm_head.weight").to(device, torch.bfloat16)[order.to(device)].contiguous()
+        self.norm, self.hidden_norm = vector("norm.weight"), vector("midlayer.hidden_norm.weight")
+        self.layer = pack_layer(tensors, "midlayer.", precision, False, device)
+        assert not tensors, f"unused: {list(tensors)}"
+        self.rope = rope_table(shape, shape.max_position + SLACK, device)
+        space = new_workspace(shape, ROWS, precision.is_e4m3, splits(selection.schedules), device, inputs=2)
+        self.decode = Decode(shape, recipe, space, self.rope, self.fixed, selection.schedules)
+        wide = new_workspace(shape, FEED, precision.is_e4m3, {"qkv": 1, "o": 1, "down": 1}, device, inputs=2)
+        self.prefill = Prefill(shape, recipe, wide, self.rope, fixed_schedules(False))
+        narrow = self.fc.w.dtype
+        self.fc_in = torch.empty(2, FEED, self.fc.w.shape[1], dtype=narrow, device=device)
+        self.fc_scale = torch.empty(FEED, dtype=torch.float32, device=device) if precision.is_e4m3 else None
+        self.reduced = torch.empty(FEED, shape.hidden_size, dtype=torch.bfloat16, device=device)
+        self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
+        self.inputs = DeviceInputs(device)
+
+    @property
+    def head_schedule(self) -> HeadSchedule:
+        return cast(HeadSchedule, self.selection.schedules["lm_head"])
+
+    def new_cache(self, capacity: int) -> DeviceCache:
+        """A cache of one layer."""
+        cache = DeviceCache(self.shape, capacity, self.recipe.kv_chunk, ROWS, self.device)
+        cache.graphs = Graphs(self.graphs_enabled, self.device)
+        return cache
+
+    def launch_reduce(self, features: torch.Tensor, rows: int) -> torch.Tensor:
+        """fc of up to FEED rows [rows, 3 H_target]: the drafter's features, [>= rows, H] at a fixed address."""
+        x, scale, numerics = features[None], self.fc_scale, self.recipe.numerics
+        if scale is not None:
+            quantise(features, self.fc_in, scale, rows=rows, schedule=self.fixed.norm, numerics=numerics)
+            x = self.fc_in
+        if rows <= ROWS:
+            linear(x[0, :rows], self.fc.w, x_lo=None if scale is None else x[1, :rows],
+                   x_scale=None if scale is None else scale[:rows], w_scale=self.fc.scale, out=self.reduced[:rows],
+                   schedule=cast(LinearSchedule, self.selection.schedules["fc"]), numerics=numerics)
+        else:
+            prefill_linear(x, self.fc.w, self.reduced, rows=rows, x_scale=scale, w_scale=self.fc.scale, numerics=numerics)
+        return self.reduced
+
+    @torch.inference_mode()
+    def reduce(self, features: torch.Tensor) -> torch.Tensor:
+        """fc: the target's features [rows, 3 H_target] as the drafter's [rows, H]."""
+        parts = [self.launch_reduce(part.to(self.device, torch.bfloat16).contiguous(), len(part))[:len(part)].clone()
+                 for part in features.split(FEED)]
+        return torch.cat(parts)
+
+    @torch.inference_mode()
+    def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> Step:
+        """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
+        if isinstance(rows, Branches):
+            return self._forward_branches(tokens, features, rows)
+        cache = cast(DeviceCache, rows.cache)
+        step = self._pass(tokens, features, cache, rows.first)
+        rows.finish()
+        return step
+
+    def _pass(self, tokens: list[int], features: torch.Tensor, cache: DeviceCache, length: int) -> Step:
+        rows = len(tokens)
+        phase: Decode | Prefill = self.decode if rows <= self.decode.max_rows else self.prefill
+        ids = torch.tensor(tokens, dtype=torch.int32, device=self.device)
+        self.inputs.upload([], length)
+        self._launch(phase, ids, features.contiguous(), cache, self.inputs.length, rows, cache.chunks_for(length + rows))
+        phase.end(self.norm, rows, last=True)
+        return Step(phase.space.final[:rows].clone(), phase.space.x[:rows].clone())
+
+    def _launch(self, phase: Phase, tokens: torch.Tensor, features: torch.Tensor, cache: DeviceCache, length: torch.Tensor,
+                rows: int, chunks: int) -> None:
+        space = phase.space
+        draft_norm(tokens, self.embedding, features, self.layer.input_norm, self.hidden_norm, self.shape.rms_norm_eps, rows=rows,
+                   x=space.x, out=space.entry, scale=space.x_scale, normed_residual=self.norm_before_residual,
+                   schedule=phase.fixed.norm, numerics=self.recipe.numerics)
+        launch_all(phase.layer(0, self.layer, cache, length, rows, chunks))
+
+    def _forward_branches(self, tokens: list[int], features: torch.Tensor, rows: Branches) -> Step:
+        """One entry a branch, one pass after another: see TritonModel."""
+        cache = cast(DeviceCache, rows.cache)
+        steps = []
+        for branch, token in enumerate(tokens):
+            with standing_in(rows, branch):
+                steps.append(self._pass([token], features[branch:branch + 1], cache, rows.lengths[branch] + rows.done))
+        rows.finish()
+        return Step(torch.cat([step.final for step in steps]), torch.cat([step.feature for step in steps]))
+
+    def launch_draft(self, cache: DeviceCache, winners: torch.Tensor, features: torch.Tensor, inputs: DeviceInputs, length: int,
+                     chunks: int, propose: Callable[[torch.Tensor, int], None]) -> None:
+        """A whole proposal of `length` tokens after a verification of length + 1 rows. winners, features: of those rows;
+        propose: takes each drafted token [1] and its place."""
+        rows, space = length + 1, self.decode.space
+        reduced = self.launch_reduce(features, rows)
+        self._launch(self.decode, winners, reduced, cache, inputs.start(0), rows, chunks)
+        self.decode.end(self.norm, 1, last=True, row=inputs.tip)
+        for step in range(length):
+            token = self.launch_head(space.final[:1])
+            propose(token, step)
+            if step + 1 < length:
+                self._launch(self.decode, token, space.x, cache, inputs.start(2 + step), 1, chunks)
+                self.decode.end(self.norm, 1, last=True)
+
+    def launch_head(self, final: torch.Tensor) -> torch.Tensor:
+        """The target ids of the winners, [rows] int32, at a fixed address."""
+        return lm_head(final, self.head, schedule=self.head_schedule, numerics=self.recipe.numerics, limit=self.limit,
+                       ids=self.map, scratch=self.scratch, reduce=self.fixed.row)
+
+    @torch.inference_mode()
+    def greedy(self, final: torch.Tensor) -> list[int]:
+        """The winning target id of each row."""
+        parts = [self.launch_head(part.contiguous()).tolist() for part in final.split(ROWS)]
+        return [token for part in parts for token in part]
+
+    @torch.inference_mode()
+    def logits(self, final: torch.Tensor) -> torch.Tensor:
+        """[rows, V_d] in fp32 over the head's rows; -inf where the target id has no token."""
+        parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
+                 for part in final.split(ROWS)]
+        logits = torch.cat(parts)
+        logits[:, self.limit:] = -torch.inf
+        return logits
+
+    def rows_over_target(self, final: torch.Tensor) -> np.ndarray:
+        """The logits over target ids, [rows, V], -inf at ids that the drafter doesn't know."""
+        logits = self.logits(final)
+        wide = logits.new_full((logits.shape[0], self.shape.vocab_size), -torch.inf)
+        wide[:, self.ids] = logits
+        return wide.cpu().numpy()

@@ -1,0 +1,166 @@
+"""Prefill: the linears and the attention of many rows at once, for prompts.
+
+    linear:     y = (x @ w.T) * x_scale * w_scale + bias,  x [rows, K], w [N, K], y [rows, N] bf16
+    attention:  o = softmax(scale * q k^T, causal) v,  q [rows, num_heads, head_dim] at positions length .. length + rows - 1,
+                over the keys of the cache (Dao 2023, arXiv 2307.08691)
+
+Same weights, same cache and same scale rules as decode; another order of sums, so the last bits may differ from a decode pass.
+A row's bits don't depend on where its tile begins: an output is one chain of BLOCK_K steps, and a row of attention walks key
+steps that begin at multiples of BLOCK_N, those past its end leaving it alone. So a prompt gives the same bits however it is
+cut into chunks.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from ..schedules.recipe import Numerics
+from .attention import attention_step
+from .norm import terms
+from .operation import Launch, require, require_aligned, require_strides
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_M, BLOCK_N, GROUP_M = 128, 128, 8  # one tile of rows and columns; row tiles that follow each other share weights in L2
+LINEAR_WARPS, LINEAR_STAGES = 8, 3
+ROW_BYTES = 128  # of one BLOCK_K step
+QUERIES, KEYS = 128, 64  # rows and keys of one attention step
+ATTENTION_WARPS, ATTENTION_STAGES = 8, 2
+
+
+@triton.jit(do_not_specialize=["rows"])
+def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
+                          stride_om, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                          BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
+    """Grid: (row tiles * column tiles), GROUP_M row tiles a column first."""
+    pid = tl.program_id(0)
+    num_m = tl.cdiv(rows, BLOCK_M)
+    NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    first_m = pid // (GROUP_M * NUM_N) * GROUP_M
+    group = tl.minimum(num_m - first_m, GROUP_M)
+    pid_m = first_m + pid % (GROUP_M * NUM_N) % group
+    pid_n = pid % (GROUP_M * NUM_N) // group
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile_k = tl.arange(0, BLOCK_K)
+    x_rows = offs_m.to(tl.int64)[:, None] * stride_xm + tile_k[None, :]
+    w_rows = w_ptr + offs_n.to(tl.int64)[:, None] * stride_wn + tile_k[None, :]
+    live = (offs_m < rows)[:, None]
+    there = (offs_n < N)[:, None]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc_lo = acc
+    for k0 in tl.range(0, K, BLOCK_K):
+        x_mask = live
+        w_mask = there
+        if K % BLOCK_K != 0:
+            x_mask = live & (tile_k[None, :] < K - k0)
+            w_mask = there & (tile_k[None, :] < K - k0)
+        w = tl.load(w_rows + k0, mask=w_mask, other=0.0)
+        acc = tl.dot(tl.load(x_ptr + x_rows + k0, mask=x_mask, other=0.0), w.T, acc)
+        if x_lo_ptr is not None:
+            acc_lo = tl.dot(tl.load(x_lo_ptr + x_rows + k0, mask=x_mask, other=0.0), w.T, acc_lo)
+    if x_lo_ptr is not None:
+        acc = acc + acc_lo * 0.0625
+    if x_scale_ptr is not None:
+        x_scale = tl.load(x_scale_ptr + offs_m, mask=offs_m < rows, other=0.0)
+        w_scale = tl.load(w_scale_ptr + offs_n, mask=offs_n < N, other=0.0)
+        acc = acc * x_scale[:, None] * w_scale[None, :]
+    if bias_ptr is not None:
+        acc = acc + tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
+    tl.store(out_ptr + offs_m.to(tl.int64)[:, None] * stride_om + offs_n[None, :], acc.to(tl.bfloat16),
+             mask=live & (offs_n < N)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows, stride_kt, stride_kh, stride_vt, stride_vh,
+                             NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+                             BLOCK_N: tl.constexpr):
+    """Grid: (row tiles, num_heads)."""
+    head = tl.program_id(1)
+    length = tl.load(length_ptr)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, HEAD_DIM)
+    tile_n = tl.arange(0, BLOCK_N)
+    live = offs_m < rows
+    place = (offs_m.to(tl.int64)[:, None] * NUM_HEADS + head) * HEAD_DIM + offs_d[None, :]
+    q = tl.load(q_ptr + place, mask=live[:, None], other=0.0)
+    last = length + offs_m
+    end = tl.minimum(length + (tl.program_id(0) + 1) * BLOCK_M, length + rows)
+    k_base = k_ptr + (head // GROUP) * stride_kh
+    v_base = v_ptr + (head // GROUP) * stride_vh
+    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    for n0 in tl.range(0, end, BLOCK_N):
+        offs_n = n0 + tile_n
+        there = offs_n < length + rows
+        k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt + (tile_n[None, :] * stride_kt + offs_d[:, None]),
+                    mask=there[None, :], other=0.0)
+        v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt + (tile_n[:, None] * stride_vt + offs_d[None, :]),
+                    mask=there[:, None], other=0.0)
+        m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
+    tl.store(o_ptr + place, (acc / l[:, None]).to(tl.bfloat16), mask=live[:, None])
+
+
+def prefill_linear_launch(N: int, K: int, fp8: bool, bias: bool, numerics: Numerics) -> Launch:
+    """The artefact of one linear: the same for every number of rows."""
+    element = "*fp8e4nv" if fp8 else "*bf16"
+    constants: dict[str, Any] = {"N": N, "K": K, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
+                                 "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M}
+    constants |= {} if fp8 else {"x_lo_ptr": None, "x_scale_ptr": None, "w_scale_ptr": None}
+    constants |= {} if bias else {"bias_ptr": None}
+    types = {**dict.fromkeys(("x_ptr", "x_lo_ptr", "w_ptr"), element), **dict.fromkeys(("x_scale_ptr", "w_scale_ptr"), "*fp32"),
+             "bias_ptr": "*bf16", "out_ptr": "*bf16",
+             **dict.fromkeys(("rows", "stride_xm", "stride_wn", "stride_om"), "i32")}
+    return Launch(prefill_linear_kernel, types, constants, {
+        "num_warps": LINEAR_WARPS, "num_stages": LINEAR_STAGES, "enable_fp_fusion": numerics.enable_fp_fusion})
+
+
+def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *, rows: int, numerics: Numerics,
+                   x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
+                   bias: "torch.Tensor | None" = None) -> None:
+    """x [2, >= rows, K], the terms of e4m3 activations, and w [N, K] e4m3 with scales [>= rows], [N] fp32; or x [1, >= rows, K]
+    and w in bf16 without; out [>= rows, N] bf16; bias [N] bf16.
+
+    Raises:
+        ContractError: tensors that don't go together.
+    """
+    N, K = w.shape
+    hi, lo = terms(x)
+    require(x.dtype == w.dtype and x.shape[2] == K and out.shape[1] == N, f"x {x.dtype} {list(x.shape)}, out {list(out.shape)}",
+            f"{w.dtype}, K {K} and N {N}, as w has them")
+    strides = {"stride_xm": x.stride(1), "stride_wn": w.stride(0), "stride_om": out.stride(0)}
+    require_strides(**strides)
+    require_aligned(x=hi, x_lo=lo, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
+    given = {"x_lo_ptr": lo, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
+    prefill_linear_launch(N, K, x_scale is not None, bias is not None, numerics)(
+        (triton.cdiv(rows, BLOCK_M) * triton.cdiv(N, BLOCK_N),), x_ptr=hi, w_ptr=w, out_ptr=out, rows=rows, **strides,
+        **{name: tensor for name, tensor in given.items() if tensor is not None})
+
+
+def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor",
+                      out: "torch.Tensor", *, rows: int, numerics: Numerics) -> None:
+    """q, out [>= rows, num_heads, head_dim] bf16, contiguous; caches [slots, num_kv_heads, head_dim]; length [1] int32 on the
+    device: tokens in the cache before the first row, whose own keys are already there.
+
+    Raises:
+        ContractError: tensors that don't go together.
+    """
+    _, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
+    require(num_heads % num_kv_heads == 0 and q.is_contiguous() and out.is_contiguous(), f"q {list(q.shape)}",
+            f"heads that {num_kv_heads} KV heads divide, contiguous")
+    strides = {"stride_kt": k_cache.stride(0), "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0),
+               "stride_vh": v_cache.stride(1)}
+    require_strides(**strides)
+    require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, out=out)
+    types = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32", "scale": "fp32",
+             "rows": "i32", **dict.fromkeys(strides, "i32")}
+    constants: dict[str, Any] = {"NUM_HEADS": num_heads, "GROUP": num_heads // num_kv_heads, "HEAD_DIM": head_dim,
+                                 "BLOCK_M": QUERIES, "BLOCK_N": KEYS}
+    Launch(prefill_attention_kernel, types, constants, {
+        "num_warps": ATTENTION_WARPS, "num_stages": ATTENTION_STAGES, "enable_fp_fusion": numerics.enable_fp_fusion})(
+        (triton.cdiv(rows, QUERIES), num_heads), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, o_ptr=out,
+        scale=head_dim**-0.5, rows=rows, **strides)

@@ -1,0 +1,108 @@
+"""Rotary embedding and KV append of the decode step: what the qkv linear gave becomes queries and cached keys and values.
+
+    y = sum_s partial_s rounded to bf16;  q, k rotated by the angle of position length + row, v as it is
+    (RoFormer, Su et al. 2021; pair i is (i, i + head_dim / 2))
+
+qkv [split_k, rows, (num_heads + 2 num_kv_heads) * head_dim]: fp32 partials, or one bf16 y (bias included in both). cos, sin
+[positions, head_dim / 2] fp32. q [rows, num_heads, head_dim] bf16; keys and values go to slot length + row of k_cache and
+v_cache [slots, num_kv_heads, head_dim] bf16, each with strides of its own. The rotation is computed in fp32 and rounded once.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..schedules.recipe import Numerics
+from ..schedules.schedule import FixedSchedule
+from ..shapes.model import RopeShape
+from .norm import no_instructions, sum_partials
+from .operation import Launch, Operation, common_contract, options, require, require_aligned, require_strides
+
+if TYPE_CHECKING:
+    import torch
+
+
+@triton.jit
+def rope_kernel(qkv_ptr, cos_ptr, sin_ptr, length_ptr, q_ptr, k_ptr, v_ptr, stride_pm, stride_ps, stride_kt, stride_kh,
+                stride_vt, stride_vh, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                SPLIT_K: tl.constexpr, PDL: tl.constexpr):
+    """Grid: (rows, num_heads + 2 num_kv_heads)."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    HALF: tl.constexpr = HEAD_DIM // 2
+    offs = tl.arange(0, HALF)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    position = (tl.load(length_ptr) + row).to(tl.int64)
+    base = row * stride_pm + head * HEAD_DIM + offs
+    low = sum_partials(qkv_ptr, base, stride_ps, offs < HALF, SPLIT_K)
+    high = sum_partials(qkv_ptr, base + HALF, stride_ps, offs < HALF, SPLIT_K)
+    if head < NUM_HEADS + NUM_KV_HEADS:
+        cos = tl.load(cos_ptr + position * HALF + offs)
+        sin = tl.load(sin_ptr + position * HALF + offs)
+        rotated = low * cos - high * sin
+        high = high * cos + low * sin
+        low = rotated
+    if head < NUM_HEADS:
+        out = q_ptr + (row * NUM_HEADS + head) * HEAD_DIM + offs
+    elif head < NUM_HEADS + NUM_KV_HEADS:
+        out = k_ptr + position * stride_kt + (head - NUM_HEADS) * stride_kh + offs
+    else:
+        out = v_ptr + position * stride_vt + (head - NUM_HEADS - NUM_KV_HEADS) * stride_vh + offs
+    tl.store(out, low.to(tl.bfloat16))
+    tl.store(out + HALF, high.to(tl.bfloat16))
+
+
+def rope_contract(shape: RopeShape, schedule: FixedSchedule) -> str | None:
+    """Why a shape and a schedule can't go together, or None."""
+    if shape.head_dim & (shape.head_dim - 1):
+        return f"head_dim {shape.head_dim} is not a power of two"
+    return common_contract(schedule)
+
+
+def rope_launch(shape: RopeShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The artefact of one shape: the same for every row count, position and cache layout."""
+    types = {"qkv_ptr": "*bf16" if shape.split_k == 1 else "*fp32", "cos_ptr": "*fp32", "sin_ptr": "*fp32",
+             "length_ptr": "*i32", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16",
+             **dict.fromkeys(("stride_pm", "stride_ps", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
+    constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "NUM_KV_HEADS": shape.num_kv_heads, "HEAD_DIM": shape.head_dim,
+                                 "SPLIT_K": shape.split_k, "PDL": schedule.pdl}
+    return Launch(rope_kernel, types, constants, options(schedule, numerics))
+
+
+OPERATION = Operation(rope_kernel, FixedSchedule, rope_contract, rope_launch, no_instructions)
+
+
+def rope_append(qkv: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor", length: "torch.Tensor", *, rows: int,
+                q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", schedule: FixedSchedule,
+                numerics: Numerics) -> None:
+    """Rotates and appends; shapes in the module's docstring.
+
+    Args:
+        qkv: [split_k, >= rows, N]; q: [>= rows, num_heads, head_dim], contiguous; length: [1] int32 on the device.
+
+    Raises:
+        ContractError: tensors that don't go together.
+    """
+    _, num_heads, head_dim = q.shape
+    shape = RopeShape(num_heads, k_cache.shape[1], head_dim, qkv.shape[0])
+    heads = num_heads + 2 * shape.num_kv_heads
+    require(qkv.shape[2] == heads * head_dim, f"qkv {list(qkv.shape)}", f"{heads * head_dim} columns")
+    strides = {"stride_pm": qkv.stride(1), "stride_ps": qkv.stride(0), "stride_kt": k_cache.stride(0),
+               "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0), "stride_vh": v_cache.stride(1)}
+    require_strides(**strides)
+    require_aligned(qkv=qkv, cos=cos, sin=sin, length=length, q=q, k_cache=k_cache, v_cache=v_cache)
+    rope_launch(shape, schedule, numerics)((rows, heads), qkv_ptr=qkv, cos_ptr=cos, sin_ptr=sin, length_ptr=length, q_ptr=q,
+                                           k_ptr=k_cache, v_ptr=v_cache, **strides)
+
+
+def rope_reference(y: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor") -> "torch.Tensor":
+    """y [rows, heads, head_dim] rotated in fp64; cos, sin [rows, head_dim / 2]."""
+    import torch
+
+    low, high = y.double().chunk(2, -1)
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    return torch.cat([low * c - high * s, high * c + low * s], -1)

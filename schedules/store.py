@@ -1,0 +1,201 @@
+"""The store of promoted schedules: the only reader and writer of `SKU/MODEL.RECIPE.json`, and the one look-up.
+
+A folder of schedules holds a folder for each SKU. A file holds one row for each kernel and shape. Rows are found by SKU,
+kernel, shape, recipe, Triton, ptxas, flags and kernel source, never by the model's name: what has no evidence on just these
+is refused. Files have one layout (sorted keys, sorted rows, a list of numbers on one line), so that a diff shows changes only.
+
+Writing holds a lock, reads what is there, and renames a whole file into place: two writers lose nothing.
+"""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from ..shapes.fields import Fields, read_table
+from ..shapes.files import replace_text
+from ..shapes.model import KernelShape, shape_to_dict
+from .errors import NotPromoted, ScheduleError
+from .promoted import PromotedSchedule, Toolchain, row_from_dict, row_to_dict
+
+SCHEMA = "tune-kernels/promoted-schedules/1"
+FAMILY = "tune-kernels/promoted-schedules/"
+SHIPPED = Path(__file__).parent
+VARIABLE = "TUNE_KERNELS_SCHEDULES"
+NUMBERS = re.compile(r'\[\n([^\[\]{}"]*?)\n\s*\]')  # a list without strings or lists in it; strings hold no newline
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a promoted schedule is looked up by. target: the SKU."""
+
+    target: str
+    recipe: str
+    kernel: str
+    shape: KernelShape
+    toolchain: Toolchain
+    kernel_digest: str
+
+    def parts(self) -> dict[str, Any]:
+        """Each part by name, as it is shown where it differs."""
+        return {"kernel": self.kernel, "shape": shape_to_dict(self.shape), "target": self.target, "recipe": self.recipe,
+                "Triton": self.toolchain.triton, "ptxas": self.toolchain.ptxas, "flags": dict(self.toolchain.flags),
+                "kernel source": self.kernel_digest}
+
+
+def key_of(row: PromotedSchedule) -> Key:
+    return Key(row.target, row.recipe, row.kernel, row.shape, row.toolchain, row.kernel_digest)
+
+
+@dataclass(frozen=True)
+class PromotedFile:
+    """One file: the rows of a model's shapes, for one SKU and recipe."""
+
+    target: str
+    model: str
+    recipe: str
+    rows: tuple[PromotedSchedule, ...]
+
+    @property
+    def name(self) -> str:
+        """Its path inside a folder of schedules."""
+        return f"{self.target}/{self.model}.{self.recipe}.json"
+
+
+def search_path(schedules: Path | None = None) -> list[Path]:
+    """Folders in the order in which they are asked: `schedules` or $TUNE_KERNELS_SCHEDULES, the user's, the shipped ones.
+
+    Promotion writes to the first.
+    """
+    named = schedules or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return [*([named] if named else []), data / "tune-kernels" / "schedules", SHIPPED]
+
+
+def lookup(key: Key, folders: Sequence[Path]) -> PromotedSchedule:
+    """The promoted schedule for just this.
+
+    Raises:
+        NotPromoted: there is none; says what the nearest row differs in, and what to run.
+        ScheduleError: a file that would have to be read is damaged.
+    """
+    refused: list[str] = []
+    for folder in folders:
+        for path in sorted((folder / key.target).glob(f"*.{key.recipe}.json")):
+            for row in read(path).rows:
+                if key_of(row) == key:
+                    if not (problems := row.problems()):
+                        return row
+                    refused.append(f"{path}: {row.kernel}: {problems[0]}")
+    raise _not_promoted(key, folders, refused)
+
+
+def rows_like(folders: Iterable[Path], wanted: Callable[[PromotedSchedule], bool]) -> list[PromotedSchedule]:
+    """All rows of the folders that are wanted, in the order of the search path. Raises ScheduleError."""
+    paths = [path for folder in folders for path in sorted(folder.glob("*/*.json"))]
+    return [row for path in paths for row in read(path).rows if wanted(row)]
+
+
+def read(path: Path) -> PromotedFile:
+    """One file, every field checked.
+
+    Raises:
+        ScheduleError: not there, not whole, of a newer version, a field wrong, two rows of one kernel and shape. Rows that
+            were edited by hand but are whole are read; `PromotedSchedule.problems` tells.
+    """
+    return parse(read_table(path, ScheduleError), str(path))
+
+
+def parse(table: Mapping[str, Any], where: str) -> PromotedFile:
+    """As `read`, for a table that comes from elsewhere, such as a git revision."""
+    fields = Fields(table, where, ScheduleError)
+    schema = fields.take("schema", str)
+    if schema != SCHEMA:
+        newer = schema.startswith(FAMILY)
+        raise ScheduleError(f"{where}: schema {schema!r}", expected=repr(SCHEMA), action="update tune-kernels: this file is "
+                            "another version's" if newer else "name a file that tune-kernels --on-gpu --promote wrote")
+    target, model, recipe = (fields.take(n, str) for n in ("target", "model", "recipe"))
+    listed = fields.take("rows", list)
+    fields.done()
+    rows = tuple(row_from_dict(r, f"{where}: row {i}", target, recipe) for i, r in enumerate(listed))
+    seen: set[tuple[str, str]] = set()
+    for i, row in enumerate(rows):
+        if _place(row) in seen:
+            raise ScheduleError(f"{where}: row {i}: a second row of {row.kernel} {shape_to_dict(row.shape)}",
+                                expected="one row of each kernel and shape")
+        seen.add(_place(row))
+    return PromotedFile(target, model, recipe, rows)
+
+
+def text_of(file: PromotedFile) -> str:
+    """The one layout. Raises ValueError for a number that JSON doesn't have."""
+    table = {"schema": SCHEMA, "target": file.target, "model": file.model, "recipe": file.recipe,
+             "rows": [row_to_dict(row) for row in sorted(file.rows, key=_place)]}
+    text = json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return NUMBERS.sub(lambda m: f"[{' '.join(m.group(1).split())}]", text) + "\n"
+
+
+def with_rows(old: PromotedFile | None, new: PromotedFile) -> PromotedFile:
+    """The old file with the new one's rows in place of those of the same kernel and shape."""
+    replaced = {_place(row): row for row in (*(old.rows if old else ()), *new.rows)}
+    return dataclasses.replace(new, rows=tuple(replaced[place] for place in sorted(replaced)))
+
+
+def promote(folder: Path, new: PromotedFile) -> Path:
+    """Put rows into their file in a folder of schedules, under a lock; other rows stay. Returns the file.
+
+    Raises:
+        ScheduleError: what is there can't be read, the folder can't be written, or a row has problems.
+    """
+    for row in new.rows:
+        if problems := row.problems():
+            raise ScheduleError(f"{row.kernel}: {problems[0]}", expected="a row whose evidence is its own",
+                                action="measure it again: tune-kernels --on-gpu")
+    path = folder / new.name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.parent / f".{path.name}.lock"):
+            replace_text(path, text_of(with_rows(read(path) if path.exists() else None, new)))
+    except OSError as e:
+        raise ScheduleError(f"{path}: {e.strerror or e}", expected="a folder that can be written",
+                            action="name another one with --schedules") from None
+    return path
+
+
+def _place(row: PromotedSchedule) -> tuple[str, str]:
+    """What there is one row of in a file."""
+    return row.kernel, json.dumps(shape_to_dict(row.shape), sort_keys=True)
+
+
+def _not_promoted(key: Key, folders: Sequence[Path], refused: list[str]) -> NotPromoted:
+    wanted = key.parts()
+    what = f"no promoted schedule of {key.kernel} {wanted['shape']} for {key.target}, recipe {key.recipe}"
+    run = (f"tune-kernels --on-gpu --kernel {key.kernel} --promote on a {key.target}, or --allow-untuned for the recipe's "
+           "default")
+    if refused:
+        return NotPromoted(f"{what}: {refused[0]}", expected="a row as it was measured", action=run)
+    near = _nearest(wanted, folders)
+    if near is None:
+        return NotPromoted(f"{what}, and none of this kernel at all", action=run,
+                           expected=f"a row in one of {', '.join(map(str, folders))}")
+    found, differ = near
+    said = ", ".join(f"{name} {found[name]}" for name in differ)
+    return NotPromoted(f"{what}: the nearest has {said}", action=run,
+                       expected=", ".join(f"{name} {wanted[name]}" for name in differ))
+
+
+def _nearest(wanted: dict[str, Any], folders: Sequence[Path]) -> tuple[dict[str, Any], list[str]] | None:
+    """The parts of the row of this kernel that differs in the fewest, and their names."""
+    try:
+        rows = rows_like(folders, lambda row: row.kernel == wanted["kernel"])
+    except ScheduleError:
+        return None  # a damaged file of another SKU or recipe has no bearing on this error
+    found = [key_of(row).parts() for row in rows]
+    differing = [(parts, [name for name in wanted if parts[name] != wanted[name]]) for parts in found]
+    return min(differing, key=lambda pair: len(pair[1]), default=None)

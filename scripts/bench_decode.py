@@ -1,0 +1,249 @@
+#!/usr/bin/env python
+"""The decode benchmark on one GPU: AR, SD and SSD of a model with random weights, against what its memory allows.
+
+    python scripts/bench_decode.py [--model qwen2.5-7b] [--schedules DIR | --allow-untuned] [--out FILE.json]
+    python scripts/bench_decode.py --table FILE.json        the README's table, from a file of before
+
+Everything in one run on one GPU, the read ceiling measured in it. Weights are random (right for time and bits, not for text), so
+SD's acceptance is scripted: the drafter does all its work and its proposals are overwritten with ones that are right as often as
+--tau asks; verification is untouched and the tokens equal AR's. Prints a table, then one JSON line.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from tune_kernels.decoder import Decoder
+from tune_kernels.decoder.bench import scripted_pattern
+from tune_kernels.decoder.drafters import load_drafter
+from tune_kernels.decoder.kv_cache import Appended
+from tune_kernels.decoder.profile import (
+    graph_us,
+    median_us,
+    pass_launches,
+    pass_us,
+    profile,
+    read_bytes,
+    read_ceiling_tb_s,
+    to_dicts,
+)
+from tune_kernels.decoder.scripted import ScriptedDrafter
+from tune_kernels.decoder.selection import Options
+from tune_kernels.kernels.activation import segments, swiglu
+from tune_kernels.kernels.norm import norm
+from tune_kernels.kernels.rope import rope_append
+
+PROMPT, NEW_TOKENS, REPEATS, DRAFT_LENGTH = 128, 512, 5, 4
+FP8_PEAK = 1979e12  # FLOP/s, dense, of the H200's data sheet; two e4m3 terms an activation make two products of each
+SCHEMA = "tune-kernels/decode-bench/1"
+
+
+def prompt(length: int, vocab_size: int) -> list[int]:
+    return [(i * 7919 + 13) % vocab_size for i in range(length)]
+
+
+def decode_rates(decoder: Decoder, modes: dict[str, Any], ids: list[int], repeats: int) -> dict[str, dict[str, Any]]:
+    """Every mode in turn, `repeats` times after two runs to warm up; medians. modes: name → (mode, drafter)."""
+    expected: list[int] = []
+    runs: dict[str, list[Any]] = {name: [] for name in modes}
+    for repeat in range(-2, repeats):
+        for name, (mode, make) in modes.items():
+            decoder.drafter = make(expected) if make else None
+            count = NEW_TOKENS + 1 if mode != "ssd" else NEW_TOKENS // 4 + 1  # the first token is the prompt's
+            result = decoder.generate(ids, mode, max_new_tokens=count, draft_length=DRAFT_LENGTH, ignore_eos=True)
+            expected = expected or [*ids, *result.token_ids]
+            if [*ids, *result.token_ids] != expected[:len(ids) + count]:
+                raise SystemExit(f"{name}: tokens differ from AR's")
+            if repeat >= 0:
+                runs[name].append(result.stats)
+    return {name: rates(stats) for name, stats in runs.items()}
+
+
+def rates(runs: list[Any]) -> dict[str, Any]:
+    """Medians over runs."""
+    def median(figure: Callable[[Any], float]) -> float:
+        return statistics.median(figure(s) for s in runs)
+
+    return {"tokens_per_s": median(lambda s: s.decode_tokens_per_s), "samples": [s.decode_tokens_per_s for s in runs],
+            "tokens_per_s_with_prefill": median(lambda s: (s.emitted + 1) / (s.decode_s + s.prefill_s)),
+            "tokens_per_round": runs[0].tokens_per_round, "round_us": median(lambda s: 1e6 * s.decode_s / s.rounds),
+            "host_us_per_round": median(lambda s: 1e6 * s.host_s / s.rounds), "prefill_ms": median(lambda s: 1e3 * s.prefill_s),
+            "same_tokens_as_ar": True}
+
+
+def replayed_rounds(decoder: Decoder) -> dict[str, float]:
+    """Back-to-back replays of the graphs that the last requests of each draft length ran: microseconds a round."""
+    found = {}
+    for key, graph in decoder.cache.graphs.graphs.items():
+        if key[0] == "rounds":
+            batch = decoder.cache.rounds.batch(key[2])
+            found[f"K={key[2]}, {key[3]} chunks"] = median_us(graph.replay) / batch
+    return found
+
+
+def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
+    """Each linear and what reads it, ours against torch._scaled_mm (per tensor, 16 rows) and the same reader, over all layers."""
+    model, rows = decoder.model, DRAFT_LENGTH + 1
+    space, shape, numerics = model.decode.space, model.shape, model.recipe.numerics
+    one = torch.ones((), device=model.device)
+    launches = pass_launches(model, decoder.cache, rows, PROMPT)
+    act = torch.empty_like(space.act)
+    amax = torch.empty(space.rows, segments(shape.intermediate_size), device=model.device)
+    found = []
+    for kernel in ("qkv", "o", "gate_up", "down"):
+        own = [launched for launched in launches if launched[0] == kernel]
+        weights = [layer.linears[kernel] for layer in model.layers]
+        x = torch.randn(16, weights[0].w.shape[1], device=model.device).to(torch.float8_e4m3fn)
+        outs = [torch.empty(1, 16, weights[0].w.shape[0], dtype=torch.bfloat16, device=model.device) for _ in range(2)]
+
+        def theirs(w: torch.Tensor, x: torch.Tensor = x, out: torch.Tensor = outs[0]) -> Any:
+            return lambda: torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=out[0])
+
+        def reader(part: torch.Tensor, index: int, kernel: str = kernel) -> Any:
+            if kernel == "qkv":
+                return lambda: rope_append(part, *model.rope, model.inputs.length, rows=rows, q=space.q,
+                                           k_cache=decoder.cache.keys[index], v_cache=decoder.cache.values[index],
+                                           schedule=model.fixed.rope, numerics=numerics)
+            if kernel == "gate_up":
+                return lambda: swiglu(part[0], act, amax, rows=rows, schedule=model.fixed.row, numerics=numerics)
+            return lambda: norm(space.x, model.final_norm, shape.rms_norm_eps, rows=rows, out=space.hidden, scale=space.x_scale,
+                                part=part, schedule=model.fixed.norm, numerics=numerics)
+
+        ours_part = {"qkv": space.qkv, "o": space.y_o, "down": space.y_down}.get(kernel)
+        mine, other, mine_pair, other_pair = [], [], [], []
+        for index, (launched, packed) in enumerate(zip(own, weights)):
+            mine.append(launched)
+            other.append(("scaled_mm", theirs(packed.w)))
+            mine_pair += [launched] + ([("reader", reader(ours_part, index))] if ours_part is not None else [])
+            other_pair += [("scaled_mm", theirs(packed.w)), ("reader", reader(outs[0], index))]
+        times = [graph_us(model, decoder.cache, part) / len(weights) for part in (mine, other, mine_pair, other_pair)]
+        found.append({"kernel": kernel, "N": weights[0].w.shape[0], "K": weights[0].w.shape[1], "time_us": times[0],
+                      "scaled_mm_us": times[1], "over_scaled_mm": times[1] / times[0], "with_reader_us": times[2],
+                      "scaled_mm_with_reader_us": times[3], "over_scaled_mm_with_reader": times[3] / times[2],
+                      "ceiling_share": weights[0].nbytes / times[0] / 1e6 / ceiling})
+    return found
+
+
+def first_token(decoder: Decoder, length: int, ceiling: float) -> dict[str, float]:
+    """Time to first token of a prompt, and the share of the roofline: the larger of reading the weights and multiplying."""
+    ids, model = prompt(length, decoder.model.shape.vocab_size), decoder.model
+    samples = []
+    for _ in range(2 + REPEATS):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        decoder.cache.clear()
+        final = model.prefill(ids, Appended(decoder.cache, length)).final
+        model.greedy(final[-1:])
+        samples.append(time.perf_counter() - started)
+    read = read_bytes(model, length)
+    weights = sum(read[k] for k in ("qkv", "o", "gate_up", "down"))
+    floor = max((weights + read["lm_head"]) / ceiling / 1e12, 2 * 2 * weights * length / FP8_PEAK)
+    seconds = statistics.median(samples[2:])
+    return {"prompt": length, "ms": 1e3 * seconds, "roofline_ms": 1e3 * floor, "roofline_share": floor / seconds}
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """All of it."""
+    device = torch.device("cuda")
+    ceiling = read_ceiling_tb_s(device)
+    torch.cuda.empty_cache()
+    choice = Options(options.schedules, options.allow_untuned)
+    decoder = Decoder.load(f"random:{options.seed}", options.model, "fp8-v1", None, "triton", "cuda", capacity=4096,
+                           schedules=options.schedules, allow_untuned=options.allow_untuned)
+    model, ids = decoder.model, prompt(PROMPT, decoder.model.shape.vocab_size)
+    own = load_drafter(f"random:{options.seed}:{options.drafter}", model, None, decoder.recipe, "triton", device, 4096, choice)
+    pattern = scripted_pattern(options.tau)
+    modes = {"ar": ("ar", None),
+             "sd": ("sd", lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, inner=own)),
+             "ssd": ("ssd", lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, inner=own))}
+    found = decode_rates(decoder, modes, ids, REPEATS)
+    replays = replayed_rounds(decoder)
+    rows_us = {rows: pass_us(model, decoder.cache, rows, PROMPT + NEW_TOKENS // 2) for rows in range(1, model.max_rows + 1)}
+    read = read_bytes(model, PROMPT + NEW_TOKENS // 2)
+    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
+    eager = Decoder.load(f"random:{options.seed}", options.model, "fp8-v1", None, "triton", "cuda", capacity=1024,
+                         schedules=options.schedules, allow_untuned=options.allow_untuned, graphs=False)
+    plain = [eager.generate(ids, "ar", max_new_tokens=65, ignore_eos=True) for _ in range(2)]
+    graphed = decoder.generate(ids, "ar", max_new_tokens=65, ignore_eos=True)
+    if plain[1].token_ids != graphed.token_ids:
+        raise SystemExit("tokens with and without graphs differ")
+    del eager
+    return {
+        "schema": SCHEMA, "model": options.model, "drafter": options.drafter, "weights": decoder.source, "recipe": "fp8-v1",
+        "gpu": torch.cuda.get_device_name(), "driver": driver.stdout.strip().splitlines()[0], "torch": torch.__version__,
+        "triton": triton.__version__, "read_ceiling_tb_s": ceiling, "step_bytes": sum(read.values()),
+        "floor_us": sum(read.values()) / ceiling / 1e6, "prompt": PROMPT, "new_tokens": NEW_TOKENS, "repeats": REPEATS,
+        "draft_length": DRAFT_LENGTH, "scripted_tau": options.tau, "decode": found, "replayed_round_us": replays,
+        "rows_us": rows_us, "verify_over_ar": rows_us[DRAFT_LENGTH + 1] / rows_us[1],
+        "launches_per_pass": len(pass_launches(model, decoder.cache, 1, PROMPT)),
+        "no_graphs": {"tokens_per_s": plain[1].stats.decode_tokens_per_s, "same_tokens": True,
+                      "graphs_tokens_per_s": graphed.stats.decode_tokens_per_s},
+        "linears": against_scaled_mm(decoder, ceiling), "first_token": [first_token(decoder, n, ceiling) for n in (PROMPT, 2048)],
+        "profile": {str(rows): to_dicts(profile(model, decoder.cache, rows, PROMPT + NEW_TOKENS // 2, ceiling))
+                    for rows in (1, DRAFT_LENGTH + 1)},
+        "schedules": list(model.notes.schedules)}
+
+
+def table(record: dict[str, Any]) -> str:
+    """Markdown."""
+    ar, sd, ssd = (record["decode"][mode] for mode in ("ar", "sd", "ssd"))
+    k, chunks = record["draft_length"], record["replayed_round_us"]
+    gap = {mode: min(1 - us / record["decode"][mode]["round_us"] for key, us in chunks.items() if key.startswith(f"K={n},"))
+           for mode, n in (("ar", 0), ("sd", k))}
+    rows = [
+        ("AR", f"{ar['tokens_per_s']:.0f} tokens/s", f"{ar['tokens_per_s_with_prefill']:.0f}"),
+        (f"SD, K = {k}, scripted tau {sd['tokens_per_round']:.2f}", f"{sd['tokens_per_s']:.0f} tokens/s",
+         f"{sd['tokens_per_s_with_prefill']:.0f}"),
+        (f"SSD on the same GPU, K = {k}, driven from Python", f"{ssd['tokens_per_s']:.0f} tokens/s",
+         f"{ssd['tokens_per_s_with_prefill']:.0f}"),
+        ("AR step over the floor of its bytes", f"{ar['round_us'] / record['floor_us']:.2f}", ""),
+        (f"verification of {k + 1} rows over one row", f"{record['verify_over_ar']:.3f}", ""),
+        ("round not spent in its graph: AR, SD", f"{100 * gap['ar']:.1f}%, {100 * gap['sd']:.1f}%", ""),
+        ("without graphs", f"{record['no_graphs']['tokens_per_s']:.0f} tokens/s, same tokens", "")]
+    rows += [(f"first token, prompt of {f['prompt']}", f"{f['ms']:.1f} ms ({100 * f['roofline_share']:.0f}% of the roofline)", "")
+             for f in record["first_token"]]
+    lines = ["| | | with the prompt |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in rows), "",
+             "| linear | us | share of the read ceiling | `_scaled_mm` over it | with what reads it |", "|---|---|---|---|---|"]
+    lines += [f"| {r['kernel']} {r['N']} x {r['K']} | {r['time_us']:.1f} | {r['ceiling_share']:.2f} | "
+              f"{r['over_scaled_mm']:.2f} | {r['over_scaled_mm_with_reader']:.2f} |" for r in record["linears"]]
+    for count, kinds in record["profile"].items():
+        lines += ["", f"| rows: {count} | launches | us each | share of the pass | TB/s |", "|---|---|---|---|---|"]
+        lines += [f"| {r['kind']} | {r['launches']} | {r['time_us'] / r['launches']:.2f} | {100 * r['share']:.1f}% | "
+                  f"{r['bandwidth_tb_s']:.2f} |" for r in kinds]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-7b")
+    parser.add_argument("--drafter", default="qwen2.5-7b-eagle3")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tau", type=float, default=2.54)
+    parser.add_argument("--schedules")
+    parser.add_argument("--allow-untuned", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.table.read_text())))
+        return 0
+    record = run(options)
+    text = json.dumps(record, sort_keys=True)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+    print(table(record))
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

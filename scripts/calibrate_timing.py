@@ -1,0 +1,91 @@
+#!/usr/bin/env python
+"""How far timings can be trusted: one candidate under two names, a planted slowdown, the smallest difference resolved.
+
+    python scripts/calibrate_timing.py --bundle build/offline --out calibration.json     on a GPU: records, then says
+    python scripts/calibrate_timing.py --replay calibration.json                         without one: says
+
+Prints a line a kernel, then one JSON line. Exit 1 where the method doesn't hold: more than 5% false wins, or the planted
+slowdown missed in more than 5%.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.tuner import gpu_state, pool, survivors
+from tune_kernels.tuner.calibration import Calibration, calibrate
+from tune_kernels.tuner.measure import Problem
+from tune_kernels.tuner.race import CONFIRM_ROUNDS
+from tune_kernels.tuner.record import write_json
+from tune_kernels.tuner.report import read_report
+from tune_kernels.tuner.timing import Batch, batch_from_dict, batch_to_dict
+from tune_kernels.tuner.worker import GpuMeasurer, gpu_executor
+
+ONE, OTHER = "one", "the same"
+AT_ONCE = 10  # comparisons in one task
+
+
+def record(bundle: Path, kernels: list[str], comparisons: int, scratch: Path) -> dict[str, list[Batch]]:
+    """Batches by kernel: each kernel's incumbent against itself."""
+    report = read_report(bundle)
+    recipe, target = load_recipe(report["recipe"]), gpu_state.sku_of(gpu_state.this_machine())
+    found = survivors.find_survivors(bundle, report["model"], kernels, target, recipe, bundle)
+    contests, skipped = survivors.contests(found, kernels, target, recipe, [])
+    for kernel, why in skipped.items():
+        print(f"{kernel}: skipped: {why}")
+    executor = gpu_executor(scratch)
+    measurer = GpuMeasurer(executor, scratch / "words")
+    batches: dict[str, list[Batch]] = {}
+    try:
+        for kernel, contest in contests.items():
+            schedule = contest.entrants[contest.incumbent].schedule
+            problem = Problem(kernel, contest.shape, target.name, recipe.name, str(found.folder.absolute()))
+            for seed in range(-(-comparisons // AT_ONCE)):
+                batch, dead = measurer.time(problem, {ONE: schedule, OTHER: schedule}, "calibrate",
+                                            AT_ONCE * CONFIRM_ROUNDS, seed)
+                if batch is None:
+                    raise SystemExit(f"{kernel}: {dead}")
+                batches.setdefault(kernel, []).append(batch)
+    finally:
+        executor.shutdown(cancel_futures=True)
+    return batches
+
+
+def line(kernel: str, found: Calibration) -> str:
+    """What one kernel's recording says."""
+    resolved = f"{100 * found.resolved:.2f}%" if found.resolved else "nothing under 20%"
+    return (f"{kernel:<14} {found.comparisons} comparisons of {found.rounds} rounds: {found.false_wins} false wins, a planted 3% "
+            f"found in {found.found}; smallest difference resolved: {resolved}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, default=Path("build/offline"))
+    parser.add_argument("--kernel", action="append", default=[], help="repeat for several; default: gate_up and merge")
+    parser.add_argument("--comparisons", type=int, default=120)
+    parser.add_argument("--out", type=Path, default=Path("build/calibration.json"))
+    parser.add_argument("--replay", type=Path)
+    options = parser.parse_args()
+    if options.replay:
+        table: dict[str, Any] = json.loads(options.replay.read_text())
+        batches = {kernel: [batch_from_dict(b) for b in listed] for kernel, listed in table["kernels"].items()}
+    else:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        with pool.scratch_folder(options.out.parent.absolute()) as scratch:
+            batches = record(options.bundle, options.kernel or ["gate_up", "merge"], options.comparisons, scratch)
+        machine = dataclasses.asdict(gpu_state.this_machine())
+        write_json(options.out, {"machine": machine,
+                                 "kernels": {k: [batch_to_dict(b) for b in listed] for k, listed in batches.items()}})
+    found = {kernel: calibrate(listed, ONE, OTHER) for kernel, listed in batches.items()}
+    for kernel, calibration in found.items():
+        print(line(kernel, calibration))
+    print(json.dumps({kernel: dataclasses.asdict(c) for kernel, c in found.items()}))
+    return 0 if found and all(c.ok() for c in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

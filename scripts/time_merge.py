@@ -1,0 +1,107 @@
+#!/usr/bin/env python
+"""On a GPU: the old merge, one block of 512 partials a head, which spills, beside its tiled form and the recipe's, at short and
+long occupancy.
+
+    python scripts/time_merge.py [--model qwen2.5-7b] [--out FILE.json]
+
+The old kernel lives here alone, for this comparison; it is compiled here. Prints a line each, then one JSON line.
+"""
+
+# mypy: disallow-untyped-defs=False
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from tune_kernels.kernels.registry import default_schedule
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.shapes.model import MergeShape, load_model_shape
+from tune_kernels.tuner import gpu_state
+from tune_kernels.tuner.measure import Bench, Problem, TimeTask, rounds_of
+from tune_kernels.tuner.operands import CLASS_ROWS, MergeCase, Operands
+from tune_kernels.tuner.timing import Batch, distribution, paired, ratios
+
+OCCUPANCIES = (600, 2_000, 83_000)  # tokens in the cache; the worklog saw the old merge at 83,000
+ROUNDS, COPIES, LAUNCHES = 96, 4, 64
+
+
+@dataclass(frozen=True)
+class Old:
+    """The old form: all SPLITS partials of BLOCK_D dimensions at once, whatever the occupancy."""
+
+    BLOCK_D: int
+    SPLITS: int = 512
+    num_warps: int = 4
+
+
+@triton.jit
+def old_merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    offs_d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    offs_c = tl.arange(0, SPLITS)
+    there = offs_c < (tl.load(length_ptr) + row) // chunk + 1
+    base = (offs_c * ROWS + row) * NUM_HEADS + head
+    m_c = tl.load(m_ptr + base, mask=there, other=float("-inf"))
+    l_c = tl.load(l_ptr + base, mask=there, other=0.0)
+    acc_c = tl.load(acc_ptr + base[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], mask=there[:, None], other=0.0)
+    weights = tl.exp2(m_c - tl.max(m_c, 0))
+    o = tl.sum(acc_c * weights[:, None], 0) / tl.sum(l_c * weights, 0)
+    tl.store(o_ptr + (row * NUM_HEADS + head) * HEAD_DIM + offs_d, o.to(o_ptr.dtype.element_ty))
+
+
+class Merges(MergeCase):
+    """Old forms beside the kernel's own."""
+
+    def timed(self, schedule: Any, copy: int) -> None:
+        if not isinstance(schedule, Old):
+            super().timed(schedule, copy)
+            return
+        acc, rows = self.acc[copy], CLASS_ROWS[-1]
+        heads, head_dim = acc.shape[2:]
+        o = torch.empty((rows, heads, head_dim), dtype=torch.bfloat16, device=acc.device)
+        old_merge_kernel[rows, heads, head_dim // schedule.BLOCK_D](
+            acc, self.m, self.l, self.lengths[0], o, self.chunk, heads, head_dim, acc.shape[1], schedule.BLOCK_D,
+            schedule.SPLITS, num_warps=schedule.num_warps)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-7b")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    target, recipe = gpu_state.sku_of(gpu_state.this_machine()), load_recipe("fp8-v1")
+    shape = load_model_shape(options.model).kernel_shapes()["merge"]
+    assert isinstance(shape, MergeShape)
+    candidates: dict[str, Any] = {"old": Old(shape.head_dim), "tiled": Old(32),
+                                  "recipe": default_schedule(recipe, "merge", target.arch)}
+    rows = []
+    for tokens in OCCUPANCIES:
+        case = Merges(shape, recipe.numerics, Operands("cuda", copies=COPIES), recipe.kv_chunk, (tokens,))
+        problem = Problem("merge", shape, target.name, recipe.name, "", (tokens,))
+        task = TimeTask(problem, tuple(candidates.items()), "confirm", ROUNDS, tokens, "")
+        samples, states, _ = rounds_of(task, Bench(case, case, COPIES, LAUNCHES), lambda name: None)
+        batch = Batch("confirm", tokens, samples, states)
+        for name in candidates:
+            times, change = distribution([batch], name), paired(ratios([batch], name, "old"))
+            if times is None or change is None:
+                continue
+            rows.append({"tokens": tokens, "merge": name, "median_us": times.median_us, "interval_us": times.interval_us,
+                         "over_old": change.ratio})
+            print(f"{tokens:>7} tokens  {name:<7} {times.median_us:8.2f} us  [{times.interval_us[0]:.2f}, "
+                  f"{times.interval_us[1]:.2f}]  {change.ratio:.3f} of the old one's time")
+    text = json.dumps({"gpu": target.name, "rows": rows})
+    if options.out:
+        options.out.write_text(text + "\n")
+    print(text)
+    return 0 if rows else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The checks before a timing, on real kernels: what is right passes, and each kind of wrong is named. Here and not in
+tests/tuner because they launch kernels."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tune_kernels.kernels import registry
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule
+from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, MergeShape
+from tune_kernels.tuner import measure, operands
+from tune_kernels.tuner.operands import Operands, make_case
+
+pytestmark = pytest.mark.interpreter
+RECIPE = load_recipe("fp8-v1")
+LINEAR = LinearSchedule(32, 64, 2, 4)
+MERGE = MergeSchedule(BLOCK_D=16, splits=1, num_warps=1)
+ATTENTION = AttentionSchedule(chunk=256, TILE=32, BLOCK_N=64, num_stages=1, num_warps=4)
+CASES = {
+    "qkv": (LinearShape(48, 80, "e4m3", bias=True), LINEAR),
+    "down": (LinearShape(48, 256, terms=2), replace(LINEAR, split_k=2)),
+    "o": (LinearShape(48, 80, "bf16"), LINEAR),
+    "gate_up": (LinearShape(64, 80, terms=2, swiglu=True), LINEAR),
+    "lm_head": (HeadShape(80, 64), HeadSchedule(32, 64, 2, 4)),
+    "lm_head_logits": (HeadShape(80, 64), HeadSchedule(32, 64, 2, 4)),
+    "attention": (AttentionShape(4, 2, 16), ATTENTION),
+    "merge": (MergeShape(4, 16), MERGE),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes a millisecond a block."""
+    monkeypatch.setattr(operands, "ROWS", 5)
+    monkeypatch.setattr(operands, "CAPACITY", 600)
+    monkeypatch.setattr(operands, "CHECKED_LENGTH", 510)
+    monkeypatch.setattr(operands, "OCCUPANCIES", (100, 300))
+    monkeypatch.setattr(measure, "REPEATS", 2)
+    for module in (operands, measure):
+        monkeypatch.setattr(module, "CLASS_OUTPUTS", 1000)
+
+
+def cases(kernel: str, device: str) -> tuple[Any, Any, Any]:
+    shape, schedule = CASES[kernel]
+    made = [make_case(kernel, shape, RECIPE.numerics, Operands(device, wide), MERGE, RECIPE.kv_chunk, (100, 300))
+            for wide in (False, True)]
+    return made[0], made[1], schedule
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_every_kernel_passes_its_checks(kernel: str, device: str) -> None:
+    case, wide, schedule = cases(kernel, device)
+    checked = measure.run_checks(case, wide, schedule)
+    assert checked.failure is None
+    assert set(checked.checks) == {"reference", "rows", "determinism"}
+    assert checked.numerics_class == measure.numerics_class(wide, schedule), "the same inputs, the same class"
+
+
+def test_a_kernel_that_writes_nothing_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuning 5."""
+    case, wide, schedule = cases("qkv", device)
+    monkeypatch.setattr("tune_kernels.kernels.operation.Launch.__call__", lambda *_, **__: None)
+    checked = measure.run_checks(case, wide, schedule)
+    assert checked.failure and checked.failure.stage == "reference"
+    assert "240 of 240 outputs were not written" in checked.failure.detail
+
+
+@pytest.mark.parametrize("kernel", ["lm_head", "merge"])
+def test_outputs_of_integers_and_of_merges_are_poisoned_too(kernel: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, wide, schedule = cases(kernel, device)
+    monkeypatch.setattr("tune_kernels.kernels.operation.Launch.__call__", lambda *_, **__: None)
+    checked = measure.run_checks(case, wide, schedule)
+    assert checked.failure and "were not written" in checked.failure.detail
+
+
+class Wrong:
+    """A case whose output is spoilt."""
+
+    def __init__(self, case: Any, spoil: Any) -> None:
+        self.case, self.spoil, self.count = case, spoil, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.case, name)
+
+    def output(self, schedule: Any, first: int, rows: int) -> Any:
+        self.count += 1
+        return self.spoil(self.case.output(schedule, first, rows), first, rows, self.count)
+
+
+@pytest.mark.parametrize(("stage", "spoil", "said"), [
+    ("reference", lambda y, first, rows, count: y * 1.1, "relative RMS error 1.0"),
+    ("reference", lambda y, first, rows, count: y.index_fill(1, y.new_tensor([0], dtype=int), float("nan")), "5 of 240"),
+    ("rows", lambda y, first, rows, count: y.index_fill(1, y.new_tensor([0], dtype=int), rows), "bits differ: 1 rows of 5"),
+    ("rows", lambda y, first, rows, count: y.index_fill(1, y.new_tensor([0], dtype=int), first), "bits differ: row 1 alone"),
+    ("determinism", lambda y, first, rows, count: y.index_fill(1, y.new_tensor([0], dtype=int), max(count, 10)), "2 of 2 runs"),
+])
+def test_each_kind_of_wrong_is_named(device: str, stage: str, spoil: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuning 2 and 3. A spoilt column of small numbers passes the tolerance and no comparison of bytes."""
+    case, wide, schedule = cases("qkv", device)
+    if stage != "reference":
+        case.limit = 1e9
+    checked = measure.run_checks(Wrong(case, spoil), wide, schedule)
+    assert checked.failure
+    assert (checked.failure.stage, said in checked.failure.detail) == (stage, True), checked.failure
+
+
+def test_classes_differ_where_the_order_of_a_sum_does(device: str) -> None:
+    shape = LinearShape(64, 512)
+    wide = make_case("down", shape, RECIPE.numerics, Operands(device, wide=True), MERGE, RECIPE.kv_chunk)
+    by_split = {measure.numerics_class(wide, replace(LINEAR, split_k=n)) for n in (1, 2, 4)}
+    assert len(by_split) == 3
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_a_timed_launch_takes_any_copy(kernel: str, device: str) -> None:
+    shape, schedule = CASES[kernel]
+    case = make_case(kernel, shape, RECIPE.numerics, Operands(device, copies=2), MERGE, RECIPE.kv_chunk, (100, 300))
+    for copy in (0, 1):
+        case.timed(schedule, copy)
+
+
+def test_every_tunable_kernel_of_a_model_has_a_case(device: str) -> None:
+    assert set(CASES) | {"fc"} == set(registry.TUNABLE)

@@ -1,0 +1,323 @@
+"""A whole --on-gpu run on a GPU that isn't there: who wins, what is promoted, what is found wrong, and that it goes on."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from fake_gpu import B300, H200, RECIPE, FakeMeasurer, FakeProbe, candidates, write_bundle
+from tune_kernels.kernels import registry
+from tune_kernels.schedules import store
+from tune_kernels.schedules.errors import NotPromoted
+from tune_kernels.schedules.schedule import LinearSchedule, Schedule, schedule_id
+from tune_kernels.shapes.model import load_model_shape
+from tune_kernels.shapes.target import load_sku
+from tune_kernels.tuner import on_gpu, recording
+from tune_kernels.tuner.errors import GpuError, RecordingError, SpaceError
+from tune_kernels.tuner.gate import Failure
+from tune_kernels.tuner.gpu_html import render_gpu_report
+from tune_kernels.tuner.gpu_report import make_report
+from tune_kernels.tuner.gpu_state import Machine, sku_of
+from tune_kernels.tuner.on_gpu import Outcome, Request
+from tune_kernels.tuner.search import FIRST_ROUNDS
+
+pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
+DEFAULT = registry.default_schedule(RECIPE, "down", "sm_90")
+BEST = LinearSchedule(128, 256, 4, 4, split_k=4)
+OTHER_SPLIT = LinearSchedule(64, 256, 3, 4, split_k=2)
+
+
+def time_us(schedule: Schedule) -> float:
+    """BEST is 5% faster than the default; a schedule of another split-K is 20% faster."""
+    if schedule == BEST:
+        return 19.0
+    if schedule == OTHER_SPLIT:
+        return 16.0
+    return 20.0 if schedule == DEFAULT else 21.0 + int(schedule_id(schedule), 16) % 97 / 50
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Outcome]:
+    """Tunes `down` from a bundle of candidates; keywords change the request, or name measurer and probe."""
+    made = write_bundle(tmp_path / "bundle", {"down": candidates()})
+
+    def tune(measurer: FakeMeasurer | None = None, probe: FakeProbe | None = None, machine: Machine = H200,
+             **changes: Any) -> Outcome:
+        request = replace(Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out"), **changes)
+        outcome = on_gpu.tune(request, machine, measurer or FakeMeasurer(time_us), lambda _: probe or FakeProbe(time_us),
+                              lambda line: None)
+        if request.promote:
+            on_gpu.promote(outcome, request)
+        return outcome
+
+    return tune
+
+
+def winner(outcome: Outcome) -> Schedule:
+    ranking = outcome.rankings["down"]
+    assert ranking.winner
+    return ranking.place(ranking.winner).schedule
+
+
+def test_the_fastest_of_the_recipes_class_is_promoted_and_found(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run(promote=True)
+    assert winner(outcome) == BEST
+    assert outcome.written == tmp_path / "schedules" / "nvidia-h200" / "qwen2.5-7b.fp8-v1.json"
+    key = registry.store_key("down", load_model_shape("qwen2.5-7b").kernel_shapes()["down"], load_sku("nvidia-h200"), RECIPE)
+    row = store.lookup(key, [tmp_path / "schedules"])
+    assert row.schedule == BEST
+    assert row.timing.previous and row.timing.previous.schedule == DEFAULT
+    assert row.timing.previous.paired.interval[1] < 1
+    assert row.evidence.random_weights
+    assert set(row.evidence.checks) == {"reference", "rows", "determinism", "agreement", "full_model"}
+    assert row.timing.clocks["sm_mhz"] == 1980
+
+
+def test_another_class_never_enters_by_speed(run: Callable[..., Outcome]) -> None:
+    """Tuning 1. It is shown with what it would gain, and the token it would change."""
+    probe = FakeProbe(time_us, lambda s: [1, 2, 3 if getattr(s["down"], "split_k", 4) == 4 else 4])
+    outcome = run(probe=probe)
+    place = outcome.rankings["down"].place(schedule_id(OTHER_SPLIT))
+    assert (place.status, place.confirmed) == ("another recipe", True)
+    assert "split_k 2; recipe fp8-v1 fixes 4" in place.why
+    assert place.versus and place.versus.ratio == pytest.approx(0.8, abs=0.02)
+    assert "token 2 would be 4 instead of 3" in outcome.said.would_differ["down"]
+    assert winner(outcome) == BEST
+
+
+def by_depth(schedule: Any) -> str:
+    """Bits follow BLOCK_K, as the worklog saw on a B300."""
+    return f"{schedule.BLOCK_K:064x}"
+
+
+def test_the_first_promotion_founds_the_class_by_the_full_models_speed(run: Callable[..., Outcome]) -> None:
+    """DEFAULT has BLOCK_K 128, BEST has 256: another class within the recipe's partition."""
+    outcome = run(FakeMeasurer(time_us, class_of=by_depth), promote=True)
+    assert outcome.rankings["down"].place(schedule_id(BEST)).status == "another class"
+    assert outcome.said.accepted == {"down": schedule_id(BEST)}
+    [row] = outcome.promoted.rows
+    assert row.numerics_class == by_depth(BEST)
+    again = run(FakeMeasurer(lambda s: 10.0 if s == DEFAULT else time_us(s), class_of=by_depth), promote=True)
+    assert again.recording.contests["down"].founded == by_depth(BEST)
+    assert winner(again) == BEST, "the class is founded: a faster schedule of another one is only reported"
+    assert not again.promoted.rows
+
+
+def test_a_founding_class_whose_modes_disagree_is_refused(run: Callable[..., Outcome]) -> None:
+    outcome = run(FakeMeasurer(time_us, class_of=by_depth), FakeProbe(time_us, modes_differ=True))
+    assert not outcome.promoted.rows
+    assert "ssd, prompt 0: token 0 is 9" in outcome.said.rejected["down"]
+
+
+@pytest.mark.parametrize(("probe", "said"), [
+    (FakeProbe(time_us, lambda s: [1, 2] if s["down"] == BEST else [1, 3]), "token 1 is 2, AR emits 3"),
+    (FakeProbe(lambda s: 500.0 if s == BEST else 20.0), "doesn't exclude a slowdown"),
+])
+def test_what_the_full_model_refuses_is_not_promoted(run: Callable[..., Outcome], probe: FakeProbe, said: str) -> None:
+    """Tuning 23: the winner in isolation may lose in the full model."""
+    outcome = run(probe=probe, promote=True)
+    assert said in outcome.said.rejected["down"]
+    assert not outcome.promoted.rows
+    assert outcome.written is None
+    assert not on_gpu.complete(outcome)
+
+
+def test_a_tie_keeps_the_incumbent(run: Callable[..., Outcome]) -> None:
+    outcome = run(FakeMeasurer(lambda s: 20.0))
+    assert winner(outcome) == DEFAULT
+    assert outcome.rankings["down"].places[0].status == "incumbent"
+    [row] = outcome.promoted.rows
+    assert row.schedule == DEFAULT, "a first promotion promotes the recipe's default where nothing is faster"
+    assert row.timing.previous is None
+
+
+WRONG = {
+    BEST: Failure("reference", "18944 of 32256 outputs were not written, or are NaN"),
+    OTHER_SPLIT: Failure("reference", "relative RMS error 1.0e+00"),
+    candidates()[2]: Failure("determinism", "3 of 8 runs gave other bits"),
+    candidates()[3]: Failure("rows", "bits differ: row 3 alone"),
+    candidates()[4]: Failure("hang", "did not end in its time"),
+    candidates()[5]: Failure("crash", "AcceleratorError: an illegal memory access"),
+}
+
+
+def test_candidates_that_misbehave_are_named_and_the_rest_goes_on(run: Callable[..., Outcome]) -> None:
+    """Tuning 2, 5 and 17: also where they would be the fastest."""
+    outcome = run(FakeMeasurer(lambda s: 5.0 if s in WRONG else time_us(s), does=WRONG.get))
+    ranking = outcome.rankings["down"]
+    for schedule, failure in WRONG.items():
+        place = ranking.place(schedule_id(schedule))
+        assert (place.status, place.why) == ("failed", f"{failure.stage}: {failure.detail}")
+        assert place.times is None, "what is wrong isn't timed"
+    assert winner(outcome) == DEFAULT
+    assert {p.status for p in ranking.places if p.schedule not in WRONG} <= {"incumbent", "slower", "tie", "another recipe"}
+
+
+def test_a_candidate_that_dies_while_it_is_timed_costs_itself_alone(run: Callable[..., Outcome]) -> None:
+    outcome = run(FakeMeasurer(time_us, kills=lambda s: s == OTHER_SPLIT))
+    assert outcome.rankings["down"].place(schedule_id(OTHER_SPLIT)).why.startswith("crash: AcceleratorError")
+    assert winner(outcome) == BEST
+
+
+@pytest.mark.parametrize("wrong", ["check", "timing"])
+def test_a_wrong_incumbent_doesnt_judge_the_others(run: Callable[..., Outcome], wrong: str) -> None:
+    """Tuning 3."""
+    measurer = FakeMeasurer(time_us, kills=lambda s: wrong == "timing" and s == DEFAULT,
+                            does=lambda s: Failure("reference", "wrong") if wrong == "check" and s == DEFAULT else None)
+    outcome = run(measurer)
+    assert outcome.rankings["down"].place(schedule_id(DEFAULT)).status == "failed"
+    assert winner(outcome) == BEST
+    assert outcome.promoted.rows[0].timing.previous is None
+
+
+def test_a_second_run_goes_on(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    first = FakeMeasurer(time_us)
+    run(first, budget=1e-9)
+    assert first.checks == 0 or not first.timed
+    second, third = FakeMeasurer(time_us), FakeMeasurer(time_us)
+    assert winner(run(second)) == BEST
+    assert winner(run(third)) == BEST
+    assert (third.checks, third.timed) == (0, []), "what was measured is kept"
+
+
+def test_a_run_that_is_stopped_keeps_what_it_measured(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    class Stopped(FakeMeasurer):
+        def time(self, *arguments: Any) -> Any:
+            if arguments[2] == "confirm":
+                raise KeyboardInterrupt
+            return super().time(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Stopped(time_us))
+    kept = recording.load(tmp_path / "out").contests["down"]
+    assert kept.batches and not kept.finished
+    second = FakeMeasurer(time_us)
+    assert winner(run(second)) == BEST
+    assert [phase for phase, _, _ in second.timed] == ["confirm"]
+    assert second.checks == 0
+
+
+def test_a_recording_of_other_conditions_is_refused(run: Callable[..., Outcome]) -> None:
+    run()
+    with pytest.raises(RecordingError, match=r"recorded with driver 580\.0"):
+        run(machine=replace(H200, driver="590.0"))
+
+
+def test_a_replay_ranks_the_same_without_measuring(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run()
+    again = on_gpu.replay(tmp_path / "out")
+    assert again.rankings == outcome.rankings
+    assert [r.schedule_id for r in again.promoted.rows] == [r.schedule_id for r in outcome.promoted.rows]
+    before, after = make_report(outcome), make_report(again)
+    assert before == after
+    assert render_gpu_report(before) == render_gpu_report(after)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": "tune-kernels/recording/9"}'])
+def test_a_damaged_recording_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recording.json").write_text(text)
+    with pytest.raises(RecordingError, match=r"recording\.json"):
+        on_gpu.replay(tmp_path)
+
+
+def test_throttled_rounds_are_dropped(run: Callable[..., Outcome]) -> None:
+    outcome = run(FakeMeasurer(time_us, throttled=lambda i: i % 5 == 0))
+    report = make_report(outcome)
+    assert report["kernels"][0]["dropped_rounds"] > 0
+    times = outcome.rankings["down"].places[0].times
+    assert times and times.quantiles_us[-1] < 25, "a throttled sample took ten times as long"
+
+
+def test_a_large_space_is_searched_and_no_variant_timed_twice(tmp_path: Path) -> None:
+    many = [LinearSchedule(n, k, stages, warps, split_k=4) for n in (16, 32, 64, 128, 256) for k in (32, 64, 128, 256)
+            for stages in (2, 3, 4, 5, 6) for warps in (1, 2, 4)]
+    made = write_bundle(tmp_path / "bundle", {"down": list(dict.fromkeys([DEFAULT, *many]))})
+    measurer = FakeMeasurer(lambda s: 20.0 if s == DEFAULT else 18 + 3 * s.num_stages + s.num_warps)  # type: ignore[union-attr]
+    request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out")
+    outcome = on_gpu.tune(request, H200, measurer, lambda _: FakeProbe(lambda s: 1.0), lambda line: None)
+    contest = outcome.recording.contests["down"]
+    batches = [b for b in contest.batches if b.phase == "race" and len(b.states) == FIRST_ROUNDS]
+    first = [n for b in batches for n in b.samples_us if n != contest.incumbent]
+    assert len(first) == len(set(first)) == len(contest.entrants) - 1
+    assert contest.finished
+
+
+def test_kernels_without_an_incumbent_in_the_bundle_are_skipped_by_name(tmp_path: Path) -> None:
+    made = write_bundle(tmp_path / "bundle", {"down": candidates(), "qkv": [LinearSchedule(64, 128, 3, 4, split_k=4)]})
+    request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out")
+    outcome = on_gpu.tune(request, H200, FakeMeasurer(time_us), lambda _: FakeProbe(time_us), lambda line: None)
+    assert "recipe default" in outcome.skipped["qkv"]
+    assert not on_gpu.complete(outcome)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"kernels": ("dwon",)}, "did you mean 'down'"), ({"model": "llama-3.1-8b"}, "is of qwen2.5-7b"),
+])
+def test_a_bundle_that_doesnt_fit_is_named(run: Callable[..., Outcome], changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        run(**changes)
+    assert said in str(caught.value)
+
+
+def test_another_toolchain_is_named_and_compiled_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tune_kernels.tuner import survivors
+
+    good = write_bundle(tmp_path / "good", {"down": candidates()})
+    table = json.loads((good / "report.json").read_text())
+    table["toolchain"]["triton"] = "3.5.0"
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "report.json").write_text(json.dumps(table))
+    monkeypatch.setattr(survivors, "_compiled_here", lambda *_: json.loads((good / "report.json").read_text()))
+    lines: list[str] = []
+    request = Request(bundle=tmp_path / "old", schedules=tmp_path / "schedules", out=tmp_path / "out")
+    on_gpu.tune(request, H200, FakeMeasurer(time_us), lambda _: FakeProbe(time_us), lines.append)
+    assert "made with Triton 3.5.0" in lines[0]
+
+
+def test_an_unlisted_gpu_is_refused(run: Callable[..., Outcome]) -> None:
+    """Tuning 16."""
+    with pytest.raises(GpuError, match=r"nvidia-h200\.toml|is not listed"):
+        run(machine=Machine("NVIDIA GeForce RTX 4090", "580.0"))
+    assert sku_of(B300).name == "nvidia-b300"
+
+
+def test_two_runs_promote_into_one_file(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    run(promote=True)
+    made = write_bundle(tmp_path / "other", {"o": candidates("o")})
+    run(bundle=made, out=tmp_path / "out-o", promote=True)
+    path = tmp_path / "schedules" / "nvidia-h200" / "qwen2.5-7b.fp8-v1.json"
+    assert {row.kernel for row in store.read(path).rows} == {"down", "o"}
+
+
+def test_a_drafters_kernels_need_no_decoder(tmp_path: Path) -> None:
+    made = write_bundle(tmp_path / "bundle", {"fc": candidates("fc")}, model="qwen2.5-7b-eagle3")
+    request = Request(model="qwen2.5-7b-eagle3", bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out")
+    outcome = on_gpu.tune(request, H200, FakeMeasurer(lambda s: 20.0), None, lambda line: None)
+    assert [row.kernel for row in outcome.promoted.rows] == ["fc"]
+
+
+def test_a_rehearsal_for_b300(tmp_path: Path) -> None:
+    """The whole way for a SKU that is not at hand, up to the launch: its own defaults, its own folder."""
+    default = registry.default_schedule(RECIPE, "down", "sm_103")
+    made = write_bundle(tmp_path / "bundle", {"down": candidates("down", "nvidia-b300")}, "nvidia-b300")
+    request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out", promote=True)
+    measurer = FakeMeasurer(lambda s: 10.0 if s == default else 11.0)
+    outcome = on_gpu.tune(request, B300, measurer, lambda _: FakeProbe(lambda s: 10.0), lambda line: None)
+    on_gpu.promote(outcome, request)
+    assert outcome.written and outcome.written.parent.name == "nvidia-b300"
+    key = registry.store_key("down", load_model_shape("qwen2.5-7b").kernel_shapes()["down"], load_sku("nvidia-h200"), RECIPE)
+    with pytest.raises(NotPromoted, match="target nvidia-b300"):
+        store.lookup(key, [tmp_path / "schedules"])
+
+
+def test_the_report_says_which_knobs_change_bits(run: Callable[..., Outcome]) -> None:
+    report = make_report(run())
+    said: Mapping[str, str] = report["kernels"][0]["changes_bits"]
+    assert said["split_k"] == "yes"
+    assert (said["BLOCK_K"], said["num_stages"], said["pdl"]) == ("no", "no", "not varied alone")
+    page = render_gpu_report(report)
+    assert page.count("<svg") == sum(p["times"] is not None for p in report["kernels"][0]["places"])
+    assert "<script" not in page

@@ -1,0 +1,44 @@
+"""One HTML file that works from disk, with no network: a template, its data, styles and scripts, all in it.
+
+Text from compilers may hold anything, so templates escape by default, the JSON has no `<`, `>` or `&`, scripts set text and
+never markup, and the page's policy lets no other script run and nothing be fetched. The same values give the same bytes.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render_page(template: str, data: Any, styles: Sequence[str], scripts: Sequence[str], **values: Any) -> str:
+    """The text of the file. data: what the scripts read; styles, scripts: files of `templates/`, in order."""
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
+                                     lstrip_blocks=True, keep_trailing_newline=True)
+    environment.filters["count"] = lambda n: f"{n:,}" if isinstance(n, int) else "–"
+    script, style = ("\n".join(map(source, names)) for names in (scripts, styles))
+    return environment.get_template(template).render(
+        data=Markup(_embeddable(data)), script=Markup(script), style=Markup(style), script_hash=policy_hash(script),
+        style_hash=policy_hash(style), **values)
+
+
+def source(name: str) -> str:
+    """A file that goes into the page as it is, not as a Jinja include: `{#` and `{{` are ordinary in CSS and JS."""
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def policy_hash(text: str) -> str:
+    """What the page's policy names a script or style by."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _embeddable(value: Any) -> str:
+    """JSON that can stand inside a script element: nothing in it can end the element or open a comment."""
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
