@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import torch
 
 
+PRELOADED = 2**16  # weights that a block may preload: they wait in its registers
 LO_FACTOR = 16.0  # what the second term of a two-term activation is multiplied by, so that it has the first one's range
 
 
@@ -91,10 +92,11 @@ def _load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K: tl.constexpr, BLOCK_K: 
 
 
 @triton.jit
-def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt, stride_wn,
-                 stride_om, stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                 ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
-                 TMA: tl.constexpr, PRELOAD: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr):
+def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt,
+                 stride_wn, stride_om, stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
+                 BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr,
+                 WEIGHTS_AS_M: tl.constexpr, TMA: tl.constexpr, PRELOAD: tl.constexpr, PROMOTE: tl.constexpr,
+                 SWIGLU: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr):
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     pid_n = tile % NUM_N
@@ -103,6 +105,8 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
     offs_n = n0 + tl.arange(0, BLOCK_N)
     offs_m = tl.arange(0, ROW_TILE)
     WHOLE: tl.constexpr = STEPS // SPLIT_K * BLOCK_K  # the range of a split, where it is preloaded
+    PROMOTE_STEP: tl.constexpr = None if PROMOTE is None else min(PROMOTE, BLOCK_K)
+    PROMOTE_WHOLE: tl.constexpr = None if PROMOTE is None else min(PROMOTE, WHOLE)
 
     if STEPS % SPLIT_K == 0:
         first = split * (STEPS // SPLIT_K)
@@ -136,17 +140,17 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
     if PRELOAD:
         x_all = _load_rows(x_ptr, first * BLOCK_K, rows, stride_xm, stride_xt, K, BLOCK_K, WHOLE, ROW_TILE, TERMS)
         if WEIGHTS_AS_M:
-            acc = tl.dot(w_all, x_all, acc)
+            acc = tl.dot(w_all, x_all, acc, max_num_imprecise_acc=PROMOTE_WHOLE)
         else:
-            acc = tl.dot(x_all.T, w_all.T, acc)
+            acc = tl.dot(x_all.T, w_all.T, acc, max_num_imprecise_acc=PROMOTE_WHOLE)
     for step in tl.range(0, 0 if PRELOAD else count):
         k0 = (first + step) * BLOCK_K
         w = _load_weights(w_ptr, stride_wn, n0, k0, N, K, BLOCK_N, BLOCK_K, BLOCK_K, TMA)
         x = _load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K, BLOCK_K, BLOCK_K, ROW_TILE, TERMS)
         if WEIGHTS_AS_M:
-            acc = tl.dot(w, x, acc)
+            acc = tl.dot(w, x, acc, max_num_imprecise_acc=PROMOTE_STEP)
         else:
-            acc = tl.dot(x.T, w.T, acc)
+            acc = tl.dot(x.T, w.T, acc, max_num_imprecise_acc=PROMOTE_STEP)
     if PDL and not EARLY:
         gdc_launch_dependents()
 
@@ -183,8 +187,8 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
 def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt, stride_wn,
                   stride_om, stride_os, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                   ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
-                  TMA: tl.constexpr, PRELOAD: tl.constexpr, SWIGLU: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr,
-                  EARLY: tl.constexpr):
+                  TMA: tl.constexpr, PRELOAD: tl.constexpr, PROMOTE: tl.constexpr, SWIGLU: tl.constexpr,
+                  PERSISTENT: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr):
     """w_ptr is a tensor descriptor where TMA. amax_ptr [ROW_TILE, tiles of N] or None, where SWIGLU. Tiles run over N first, then
     over splits."""
     if PERSISTENT:
@@ -192,11 +196,11 @@ def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, ama
         for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):
             _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm, stride_xt,
                          stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, TERMS, SPLIT_K, WEIGHTS_AS_M, TMA,
-                         PRELOAD, SWIGLU, PDL, EARLY)
+                         PRELOAD, PROMOTE, SWIGLU, PDL, EARLY)
     else:
         _linear_tile(tl.program_id(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, amax_ptr, rows, stride_xm,
                      stride_xt, stride_wn, stride_om, stride_os, N, K, BLOCK_N, BLOCK_K, ROW_TILE, TERMS, SPLIT_K, WEIGHTS_AS_M,
-                     TMA, PRELOAD, SWIGLU, PDL, EARLY)
+                     TMA, PRELOAD, PROMOTE, SWIGLU, PDL, EARLY)
 
 
 def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
@@ -228,9 +232,9 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         if schedule.load == "tma" or schedule.blocks_per_sm:
             return "preload takes a block's weights by pointer before it waits: load pointer, and one tile a block"
         depth = steps // schedule.split_k
-        if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > 2**17:
-            return (f"preload takes the whole range of a split, a power of two of steps and at most 131,072 values; {steps} "
-                    f"steps in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
+        if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > PRELOADED:
+            return (f"preload takes the whole range of a split, a power of two of steps and at most {PRELOADED:,} values; "
+                    f"{steps} steps in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
         return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
@@ -244,9 +248,9 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
     constants: dict[str, Any] = {
         "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
         "ROW_TILE": schedule.row_tile, "TERMS": shape.terms, "SPLIT_K": schedule.split_k,
-        "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma,
-        "PRELOAD": schedule.preload, "SWIGLU": shape.swiglu, "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl,
-        "EARLY": schedule.early,
+        "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma, "PRELOAD": schedule.preload,
+        "PROMOTE": numerics.promote_every or None if fp8 else None, "SWIGLU": shape.swiglu,
+        "PERSISTENT": schedule.blocks_per_sm > 0, "PDL": schedule.pdl, "EARLY": schedule.early,
     }
     types = {
         "x_ptr": f"*{element}",

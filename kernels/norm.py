@@ -231,7 +231,7 @@ def quantise_reference(h: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]"
     import torch
 
     amax = h.float().abs().amax(-1)
-    exponent = torch.frexp(amax).exponent.clamp(min=-118) - 1  # floor(log2 amax)
+    exponent = torch.frexp(amax).exponent.masked_fill(amax == 0, -118).clamp(min=-118) - 1  # floor(log2 amax); frexp(0) is 0
     scale = torch.ldexp(torch.ones_like(amax), exponent - 7)
     u = h.float() / scale[:, None]
     hi = u.to(torch.float8_e4m3fn)

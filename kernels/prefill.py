@@ -33,7 +33,7 @@ ATTENTION_WARPS, ATTENTION_STAGES = 8, 2
 @triton.jit(do_not_specialize=["rows"])
 def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
                           stride_om, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                          BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
+                          BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, PROMOTE: tl.constexpr):
     """Grid: (row tiles * column tiles), GROUP_M row tiles a column first."""
     pid = tl.program_id(0)
     num_m = tl.cdiv(rows, BLOCK_M)
@@ -50,7 +50,6 @@ def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias
     live = (offs_m < rows)[:, None]
     there = (offs_n < N)[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    acc_lo = acc
     for k0 in tl.range(0, K, BLOCK_K):
         x_mask = live
         w_mask = there
@@ -58,11 +57,10 @@ def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias
             x_mask = live & (tile_k[None, :] < K - k0)
             w_mask = there & (tile_k[None, :] < K - k0)
         w = tl.load(w_rows + k0, mask=w_mask, other=0.0)
-        acc = tl.dot(tl.load(x_ptr + x_rows + k0, mask=x_mask, other=0.0), w.T, acc)
+        acc = tl.dot(tl.load(x_ptr + x_rows + k0, mask=x_mask, other=0.0), w.T, acc, max_num_imprecise_acc=PROMOTE)
         if x_lo_ptr is not None:
-            acc_lo = tl.dot(tl.load(x_lo_ptr + x_rows + k0, mask=x_mask, other=0.0), w.T, acc_lo)
-    if x_lo_ptr is not None:
-        acc = acc + acc_lo * 0.0625
+            x_lo = tl.load(x_lo_ptr + x_rows + k0, mask=x_mask, other=0.0)
+            acc += tl.dot(x_lo, w.T, max_num_imprecise_acc=PROMOTE) * 0.0625  # 1 / LO_FACTOR
     if x_scale_ptr is not None:
         x_scale = tl.load(x_scale_ptr + offs_m, mask=offs_m < rows, other=0.0)
         w_scale = tl.load(w_scale_ptr + offs_n, mask=offs_n < N, other=0.0)
@@ -108,7 +106,8 @@ def prefill_linear_launch(N: int, K: int, fp8: bool, bias: bool, numerics: Numer
     """The artefact of one linear: the same for every number of rows."""
     element = "*fp8e4nv" if fp8 else "*bf16"
     constants: dict[str, Any] = {"N": N, "K": K, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
-                                 "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M}
+                                 "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M,
+                                 "PROMOTE": min(numerics.promote_every, ROW_BYTES) or None if fp8 else None}
     constants |= {} if fp8 else {"x_lo_ptr": None, "x_scale_ptr": None, "w_scale_ptr": None}
     constants |= {} if bias else {"bias_ptr": None}
     types = {**dict.fromkeys(("x_ptr", "x_lo_ptr", "w_ptr"), element), **dict.fromkeys(("x_scale_ptr", "w_scale_ptr"), "*fp32"),

@@ -9,6 +9,7 @@ from ..schedules.store import Key
 from ..shapes.model import KernelShape, LinearShape
 from ..shapes.target import Target
 from . import attention, bundle, linear, lm_head, merge
+from .linear import PRELOADED
 from .operation import Operation
 
 TUNABLE: dict[str, Operation] = {
@@ -37,18 +38,15 @@ def operation(kernel: str) -> Operation:
 
 
 def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape | None = None) -> Schedule:
-    """The recipe's default for one kernel and target. Defaults are a 7B model's; a linear too small has as many splits
-    as steps at most, and nothing preloaded. Raises ScheduleError where its knobs are wrong."""
+    """The recipe's default for one kernel and target, fitted to a shape where one is given: defaults are a 7B model's. Raises
+    ScheduleError where its knobs are wrong."""
     if kernel in FIXED:
         return FIXED[kernel][2]
     name = DEFAULT_OF.get(kernel, kernel)
     schedule = schedule_from_dict(TUNABLE[kernel].schedule_type, recipe.defaults[arch][name],
                                   f"{recipe.name}: default.{arch}.{name}")
     if isinstance(schedule, LinearSchedule) and isinstance(shape, LinearShape):
-        steps = -(-shape.K // schedule.BLOCK_K)
-        schedule = replace(schedule, split_k=min(schedule.split_k, steps))
-        if schedule.preload and TUNABLE[kernel].contract(shape, schedule):
-            schedule = replace(schedule, preload=False)
+        schedule = _fitted(schedule, shape, TUNABLE[kernel])
     return schedule
 
 
@@ -56,3 +54,15 @@ def store_key(kernel: str, shape: KernelShape, target: Target, recipe: Recipe) -
     """What this kernel's promoted schedule is looked up by, and promoted under, with the toolchain that is here."""
     return Key(target.name, recipe.name, kernel, shape, bundle.toolchain(target, recipe.numerics),
                bundle.kernel_digest(operation(kernel).kernel))
+
+
+def _fitted(schedule: LinearSchedule, shape: LinearShape, linear: Operation) -> LinearSchedule:
+    """Splits as deep as in the default where weights are preloaded and K allows it; else as many splits as there are steps at
+    most, and nothing preloaded."""
+    if linear.contract(shape, schedule) is None:
+        return schedule
+    steps, depth = -(-shape.K // schedule.BLOCK_K), PRELOADED // (schedule.BLOCK_N * schedule.BLOCK_K)
+    deep = replace(schedule, split_k=max(1, steps // max(1, depth)))
+    if schedule.preload and linear.contract(shape, deep) is None:
+        return deep
+    return replace(schedule, split_k=min(schedule.split_k, steps), preload=False)

@@ -15,14 +15,17 @@ SHIPPED = Path(__file__).parent / "recipes"
 @dataclass(frozen=True)
 class Numerics:
     """Compiler flags that reach the output bits. max_num_imprecise_acc: FP8 products the tensor core may accumulate in
-    its narrow accumulator before they are added in fp32, by target; it is the compiler's own default, checked, not set."""
+    its narrow accumulator before they are added in fp32, by target; it is the compiler's own default, checked, not set.
+    promote_every: FP8 products along K after which the decode linears add to fp32 at the latest; 0 where nothing is FP8."""
 
     enable_fp_fusion: bool
     max_num_imprecise_acc: Mapping[str, int]
+    promote_every: int = 0
 
     def flags(self, arch: str) -> dict[str, Any]:
         """The flags on one target, as promoted schedules have them."""
-        return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch)}
+        return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch),
+                "promote_every": self.promote_every}
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,16 @@ class Recipe:
     row_tile: int
     kv_chunk: int
     defaults: Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+    @property
+    def linear_dtype(self) -> str:
+        """`dtype` of the linears' shapes."""
+        return "bf16" if self.precision.get("linear") == "bf16" else "e4m3"
+
+    @property
+    def terms(self) -> int:
+        """`terms` of the linears' shapes: e4m3 numbers that stand for one activation."""
+        return 2 if self.precision.get("activation") == "e4m3x2" else 1
 
 
 def recipe_names() -> list[str]:
@@ -49,7 +62,8 @@ def load_recipe(name: str) -> Recipe:
     path = SHIPPED / f"{name}.toml"
     fields = Fields(read_table(path, ScheduleError), path.name, ScheduleError)
     flags = Fields(fields.take("numerics", dict), f"{path.name}: numerics", ScheduleError)
-    numerics = Numerics(flags.take("enable_fp_fusion", bool), flags.take("max_num_imprecise_acc", dict))
+    numerics = Numerics(flags.take("enable_fp_fusion", bool), flags.take("max_num_imprecise_acc", dict),
+                        flags.take("promote_every", int, 0))
     flags.done()
     recipe = Recipe(name=fields.take("name", str), precision=fields.take("precision", dict), numerics=numerics,
                     row_tile=fields.positive("row_tile"), kv_chunk=fields.positive("kv_chunk"),

@@ -20,17 +20,17 @@ import triton
 from tune_kernels.kernels import registry
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import schedule_from_dict
+from tune_kernels.shapes.model import shape_from_dict
 from tune_kernels.tuner import gpu_state, measure
 from tune_kernels.tuner.calls import count_calls
 from tune_kernels.tuner.gate import Checked, Failure, checked_to_dict
 from tune_kernels.tuner.measure import Problem
 from tune_kernels.tuner.report import read_report
-from tune_kernels.tuner.show import shape_from_dict
 
 
 def check(variant: dict[str, Any], target: str, recipe: str, bundle: Path) -> Checked:
     """What one variant does; a candidate that raises is a finding, and the others still count."""
-    problem = Problem(variant["kernel"], shape_from_dict(variant["shape"]), target, recipe, str(bundle))
+    problem = Problem(variant["kernel"], shape_from_dict(variant["shape"], variant["id"]), target, recipe, str(bundle))
     schedule = schedule_from_dict(registry.operation(variant["kernel"]).schedule_type, variant["schedule"], variant["id"])
     try:
         measure.require_artefact(problem, schedule)

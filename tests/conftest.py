@@ -1,6 +1,27 @@
-"""Shared by all tests."""
+"""Shared by all tests. Kernels run on a GPU where there is one, else in Triton's interpreter (TRITON_INTERPRET=1, set by
+run_tests.py: interpreting and compiling can't share a process)."""
 
+import importlib.util
+import os
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    torch = pytest.importorskip("torch", reason="launching kernels needs torch")
+    if torch.cuda.is_available():
+        return "cuda"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("no GPU; the interpreter runs these tests with TRITON_INTERPRET=1")
+    path = Path(__file__).parent / "kernels" / "interpreter_repair.py"
+    spec = importlib.util.spec_from_file_location("interpreter_repair", path)
+    assert spec and spec.loader
+    repair = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(repair)
+    repair.install()
+    return "cpu"

@@ -27,7 +27,7 @@ def candidates(kernel: str = "down", sku: str = "nvidia-h200") -> list[Schedule]
     """The recipe's default, and some others of the recipe's split and of another."""
     default = registry.default_schedule(RECIPE, kernel, load_sku(sku).arch)
     assert isinstance(default, LinearSchedule)
-    more = [LinearSchedule(n, k, stages, 4, split_k=split) for n in (64, 128) for k in (128, 256) for stages in (3, 4)
+    more = [LinearSchedule(n, k, stages, 4, split_k=split, pdl=True) for n in (64, 128) for k in (128, 256) for stages in (3, 4)
             for split in (default.split_k, 2)]
     return list(dict.fromkeys([default, *more]))
 
@@ -35,7 +35,7 @@ def candidates(kernel: str = "down", sku: str = "nvidia-h200") -> list[Schedule]
 def write_bundle(folder: Path, schedules: Mapping[str, Sequence[Schedule]], sku: str = "nvidia-h200",
                  model: str = "qwen2.5-7b", **changes: Any) -> Path:
     """report.json of a bundle in which all of these were accepted; no artefacts."""
-    target, shapes = load_sku(sku), load_model_shape(model).kernel_shapes()
+    target, shapes = load_sku(sku), load_model_shape(model).kernel_shapes(RECIPE.linear_dtype, RECIPE.terms)
     here = bundle.toolchain(target, RECIPE.numerics)
     variants = [
         {"id": schedule_id(s), "kernel": kernel, "kernel_digest": bundle.kernel_digest(registry.operation(kernel).kernel),
@@ -47,12 +47,15 @@ def write_bundle(folder: Path, schedules: Mapping[str, Sequence[Schedule]], sku:
     report = {"schema": "tune-kernels/offline-report/1", "model": model, "targets": [target.arch], "space": "default",
               "recipe": "fp8-v1", "max_spill_bytes": 0, "seconds": 1.0, "counts": {"variants": len(variants)}, "audit": {},
               "toolchain": {"triton": here.triton, "ptxas": {target.arch: here.ptxas}, "nvdisasm": "13",
-                            "flags": {"enable_fp_fusion": False, "max_num_imprecise_acc": {
-                                target.arch: RECIPE.numerics.max_num_imprecise_acc[target.arch]}}},
+                            "flags": {"enable_fp_fusion": False, "promote_every": RECIPE.numerics.promote_every,
+                                      "max_num_imprecise_acc": dict(RECIPE.numerics.max_num_imprecise_acc)}},
               "variants": variants, **changes}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report))
     return folder
+
+
+SPLIT = candidates()[0].split_k  # type: ignore[union-attr] # of the recipe's default for `down`
 
 
 def split_class(schedule: Any) -> str:

@@ -280,8 +280,6 @@ def bench_of(problem: Problem) -> Bench:
 
     from ..kernels.registry import default_schedule
 
-    if not torch.cuda.is_available():
-        raise GpuError("torch finds no GPU", expected="an NVIDIA GPU and a CUDA build of torch")
     torch.cuda.empty_cache()
     target, recipe = load_sku(problem.target), load_recipe(problem.recipe)
     merging: Any = default_schedule(recipe, "merge", target.arch)
@@ -300,8 +298,13 @@ def bench_of(problem: Problem) -> Bench:
 @cache
 def install(folder: str) -> None:
     """Kernels launch from the bundle from now on. What isn't in it is compiled, and counted: no candidate gets so far, but a
-    kernel of the full model may."""
+    kernel of the full model may. Raises GpuError where torch finds no GPU."""
+    import torch
+
     from ..kernels import bundle, registry
+
+    if not torch.cuda.is_available():
+        raise GpuError("torch finds no GPU", expected="an NVIDIA GPU and a CUDA build of torch")
 
     names = (*registry.TUNABLE, *registry.FIXED)
     for kernel in {id(k): k for k in (registry.operation(name).kernel for name in names)}.values():

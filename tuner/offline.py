@@ -24,7 +24,7 @@ from .errors import SpaceError
 from .inspection import Reason, Verdict, judge
 from .record import Record, cannot_write, read_record, write_json, write_text
 from .report import FACT_FIELDS, SCHEMA, Report
-from .space import Candidate, candidates, load_space
+from .space import Candidate, candidates, load_space, shipped_names, with_defaults
 from .toolchain import read_toolchain
 
 DEAREST = ("attention", "merge")  # 0.3 to 1 s each: begun first, so that no worker ends alone with one of them
@@ -78,7 +78,10 @@ def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress:
     kernels = _kernels(request.kernels, list(shape.kernel_shapes()), shape.name)
     recipe = load_recipe(request.recipe)
     space = load_space(request.space)
-    found = candidates(space, shape.kernel_shapes(), kernels, targets)
+    shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
+    found = candidates(space, shapes, kernels, targets)
+    if space.name in shipped_names():
+        found = with_defaults(found, recipe, shapes, kernels, targets)
     toolchain = read_toolchain(targets, recipe.numerics)
     out = _prepare(request.out, request.fresh)
     plan = [_plan(c, recipe, out) for c in found]

@@ -29,8 +29,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranking:
-    """One kernel's candidates, the winner first, then by their ratio to the incumbent. winner: a name, the incumbent's where
-    nothing is faster beyond noise; None where no candidate is right. tied: faster ones that can't be told from the winner."""
+    """One kernel's candidates, the winner first, then by their ratio to the incumbent.
+
+    winner: a name, the incumbent's where nothing is faster beyond noise; None where no candidate is right. tied: faster ones that
+    can't be told from the winner."""
 
     kernel: str
     places: tuple[Place, ...]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels import registry
+from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, check_knob, schedule_from_dict
 from ..shapes.fields import Fields, nearest, read_table
 from ..shapes.model import KernelShape
@@ -142,6 +143,16 @@ def candidates(space: Space, shapes: Mapping[str, KernelShape], kernels: Sequenc
     fixed = [Candidate(name, shapes[of], schedule, target) for target in targets
              for name, (_, of, schedule) in registry.FIXED.items() if of in kernels and of in shapes]
     return found + fixed
+
+
+def with_defaults(found: Sequence[Candidate], recipe: Recipe, shapes: Mapping[str, KernelShape], kernels: Sequence[str],
+                  targets: Sequence[Target]) -> list[Candidate]:
+    """The candidates, and the recipe's defaults where they aren't among them: what is in place before a first promotion."""
+    known = {(c.kernel, c.target, c.schedule) for c in found}
+    added = [Candidate(kernel, shapes[kernel], registry.default_schedule(recipe, kernel, target.arch, shapes[kernel]), target)
+             for target in targets if target.arch in recipe.defaults for kernel in kernels
+             if kernel in shapes and kernel in registry.TUNABLE]
+    return [*found, *(reject(c) for c in added if (c.kernel, c.target, c.schedule) not in known)]
 
 
 def reject(candidate: Candidate) -> Candidate:

@@ -12,11 +12,11 @@ from ..schedules.promoted import Toolchain
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, schedule_from_dict
 from ..shapes.fields import nearest
+from ..shapes.model import shape_from_dict
 from ..shapes.target import Target
-from .errors import SpaceError
+from .errors import ReportError, SpaceError
 from .recording import Contest, Entrant
 from .report import FACT_FIELDS, Report, read_report
-from .show import shape_from_dict
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def contests(found: Survivors, kernels: Sequence[str], target: Target, recipe: R
 
 
 def _contest(kernel: str, variants: Sequence[dict[str, Any]], target: Target, recipe: Recipe, folders: Sequence[Path]) -> Contest:
-    shape = shape_from_dict(variants[0]["shape"])
+    shape = shape_from_dict(variants[0]["shape"], variants[0]["id"], ReportError)
     operation = registry.operation(kernel)
     entrants = {v["id"]: Entrant(v["id"], schedule_from_dict(operation.schedule_type, v["schedule"], v["id"]),
                                  {n: v.get(n) for n in ("instructions", *FACT_FIELDS)}) for v in variants}

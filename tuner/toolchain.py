@@ -80,7 +80,7 @@ def read_toolchain(targets: list[Target], numerics: Numerics) -> Toolchain:
     for target in targets:
         check_assembler(target)
         check_numerics(target, numerics)
-    flags = {"enable_fp_fusion": numerics.enable_fp_fusion,
+    flags = {"enable_fp_fusion": numerics.enable_fp_fusion, "promote_every": numerics.promote_every,
              "max_num_imprecise_acc": {t.arch: numerics.max_num_imprecise_acc[t.arch] for t in targets}}
     return Toolchain(triton.__version__, {t.arch: _release(ptxas_path(t)) for t in targets},
                      _release(_knob_path("nvdisasm")), flags)

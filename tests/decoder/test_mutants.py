@@ -68,7 +68,7 @@ def eos_passed(patch: Patch) -> None:
             if self.finished:
                 return count + 1
         return len(tokens)
-    patch.setattr(session.Session, "_push", push)
+    patch.setattr(session.Session, "push", push)
 
 
 def bonus_token_dropped(patch: Patch) -> None:
@@ -152,14 +152,14 @@ def rope_pairs_adjacent(patch: Patch) -> None:
 
 def stop_string_missed_across_tokens(patch: Patch) -> None:
     """cases.md, Decoding 7: the text is searched after a round and cut, the ids are not."""
-    push = session.Session._push
+    push = session.Session.push
 
     def wrong(self: session.Session, tokens: list[int], entries: list[Any]) -> int:
         kept = push(self, tokens, entries)
         if self.output.finish_reason == "stop" and kept < len(tokens):
             self.output.token_ids += tokens[kept:]
         return kept
-    patch.setattr(session.Session, "_push", wrong)
+    patch.setattr(session.Session, "push", wrong)
 
 
 def cut_round_counted(patch: Patch) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from helpers import assert_close, assert_same_bytes
 from tune_kernels.kernels.attention import Partials, attention, attention_reference, max_rows
-from tune_kernels.kernels.merge import merge, merge_reference
+from tune_kernels.kernels.merge import merge, merge_reference, parts
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import AttentionSchedule, MergeSchedule
-from tune_kernels.shapes.model import AttentionShape
+from tune_kernels.shapes.model import AttentionShape, MergeShape
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
@@ -83,6 +83,43 @@ def test_rows_alone_and_among_others(length: int, device: str) -> None:
         assert_same_bytes(alone[0], whole[r], f"length {length}, row {r}")
     for rows in (2, 5):
         assert_same_bytes(run(q[:rows], k, v, length, device), whole[:rows], f"length {length}, {rows} rows")
+
+
+@pytest.mark.parametrize("length", [0, 11, 16, 31])
+def test_a_chunk_of_one_step(length: int, device: str) -> None:
+    """Where chunk is BLOCK_N a block reads the keys of earlier passes before it waits, and its own pass's after: against fp64,
+    rows alone and among others, with the bytes that it has without overlap."""
+    heads = HEADS[0]
+    plain = replace(BASE, chunk=16)
+    overlapping = replace(plain, pdl=True)
+    k, v = cache(heads, 96, device, poison_from=length + 9)
+    q = queries(heads, 9, device)
+    whole = run(q, k, v, length, device, overlapping)
+    assert_close(whole, attention_reference(q, k, v, length), rms=6e-3, worst=5e-2)
+    assert_same_bytes(run(q, k, v, length, device, plain), whole, "without overlap")
+    for rows in range(1, 9):
+        early_k, early_v = cache(heads, 96, device, poison_from=length + rows)
+        assert_same_bytes(run(q[:rows], early_k, early_v, length, device, overlapping), whole[:rows], f"{rows} rows")
+    for r in (3, 8):
+        assert_same_bytes(run(q[r:r + 1], k, v, length + r, device, overlapping)[0], whole[r], f"row {r} alone")
+
+
+@pytest.mark.parametrize("length", [20, 31, 40])
+def test_merge_leaves_the_largest_of_each_piece(length: int, device: str) -> None:
+    """Of finished rows as of merged ones; two pieces a head."""
+    import torch
+
+    heads = HEADS[1]
+    k, v = cache(heads, 96, device, poison_from=length + ROWS)
+    q = queries(heads, ROWS, device)
+    where = torch.tensor([length], dtype=torch.int32, device=device)
+    partials = attention(q, k, v, where, chunks=2, schedule=BASE, numerics=NUMERICS)
+    count = parts(MergeShape(heads.kv * heads.group, heads.dim), IN_ORDER)
+    amax = torch.full((16, count), float("nan"), device=device)
+    o = merge(partials, where, rows=ROWS, chunk=CHUNK, schedule=IN_ORDER, numerics=NUMERICS, amax=amax)
+    pieces = o.float().abs().reshape(ROWS, count, IN_ORDER.BLOCK_D).amax(-1)
+    assert_same_bytes(amax[:ROWS], pieces)
+    assert amax[ROWS:].isnan().all()
 
 
 @pytest.mark.parametrize("splits", [1, 4, 16])

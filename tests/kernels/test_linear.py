@@ -1,14 +1,17 @@
-"""The linear: against fp64, on strides that are all different and sizes with tails; rows alone and among others."""
+"""The linear: against fp64, on strides that are all different and sizes with tails; rows alone and among others; one term or
+two, with and without SwiGLU, weights preloaded or not."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
-from tune_kernels.kernels.linear import linear, linear_grid, linear_reference
+from tune_kernels.kernels.activation import swiglu, swiglu_reference
+from tune_kernels.kernels.linear import interleave, linear, linear_contract, linear_grid, linear_reference
+from tune_kernels.kernels.norm import quantise_reference
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.schedules.schedule import LinearSchedule
+from tune_kernels.schedules.schedule import FixedSchedule, LinearSchedule
 from tune_kernels.shapes.model import LinearShape
 
 pytestmark = pytest.mark.interpreter
@@ -25,6 +28,7 @@ class Case:
     K: int = 192
     fp8: bool = True
     bias: bool = False
+    terms: int = 1
     schedule: LinearSchedule = BASE
 
 
@@ -44,6 +48,16 @@ CASES = [
     Case("activations as M", N=80, K=144, schedule=replace(BASE, orientation="activations_as_m")),
     Case("tma", K=144, schedule=replace(BASE, load="tma")),
     Case("tma, activations as M", N=80, schedule=replace(BASE, load="tma", orientation="activations_as_m")),
+    Case("two terms", terms=2),
+    Case("two terms, both tails, bias", N=80, K=144, bias=True, terms=2),
+    Case("two terms, split-K", K=320, terms=2, schedule=replace(BASE, split_k=3)),
+    Case("two terms, 8-row tile", terms=2, schedule=replace(BASE, row_tile=8)),
+    Case("two terms, activations as M", N=80, K=144, terms=2, schedule=replace(BASE, orientation="activations_as_m")),
+    Case("two terms, tma, persistent", N=144, terms=2, schedule=replace(BASE, load="tma", blocks_per_sm=1)),
+    Case("preload", K=256, terms=2, schedule=replace(BASE, preload=True)),
+    Case("preload, tails, split-K, bias", N=80, K=240, bias=True, terms=2, schedule=replace(BASE, preload=True, split_k=2)),
+    Case("preload, activations as M", K=128, schedule=replace(BASE, preload=True, orientation="activations_as_m")),
+    Case("preload, bf16", K=128, fp8=False, schedule=replace(BASE, preload=True)),
     Case("bf16", N=80, K=144, fp8=False),
     Case("bf16 split-K, bias", fp8=False, bias=True, schedule=replace(BASE, split_k=2)),
 ]
@@ -58,12 +72,23 @@ def operands(case: Case, rows: int, device: str, seed: int = 0) -> dict[str, Any
     w = torch.randn(case.N, case.K, generator=gen)
     kind = torch.float8_e4m3fn if case.fp8 else torch.bfloat16
     found: dict[str, Any] = {"x": strided(x.to(device).to(kind), 16), "w": strided(w.to(device).to(kind), 48)}
+    if case.terms == 2:
+        both = strided(quantise_reference(x.to(device).bfloat16())[0], 16)
+        found["x"], found["x_lo"] = both[0], both[1]
     if case.fp8:
         found["x_scale"] = torch.exp2(torch.randint(-8, 4, (rows,), generator=gen).float()).to(device) * 1.1
         found["w_scale"] = torch.exp2(torch.randint(-8, 4, (case.N,), generator=gen).float()).to(device) * 1.3
     if case.bias:
         found["bias"] = torch.randn(case.N, generator=gen).to(device).bfloat16()
     return found
+
+
+def some_rows(tensors: dict[str, Any], rows: slice) -> dict[str, Any]:
+    """The operands of some of the rows."""
+    part = {name: tensors[name][rows] for name in ("x", "x_lo") if name in tensors}
+    if "x_scale" in tensors:
+        part["x_scale"] = tensors["x_scale"][rows].clone()
+    return {**tensors, **part}
 
 
 def run(case: Case, tensors: dict[str, Any]) -> Any:
@@ -92,13 +117,8 @@ def test_rows_alone_and_among_others(case: Case, device: str) -> None:
     tensors = operands(case, most, device)
     whole = run(case, tensors)
     for rows in range(1, most):
-        part = {**tensors, "x": tensors["x"][:rows]}
-        if "x_scale" in tensors:
-            part["x_scale"] = tensors["x_scale"][:rows].clone()
-        assert_same_bytes(run(case, part), whole[:rows], f"{case.name}, {rows} rows")
-    last = {**tensors, "x": tensors["x"][most - 1:]}
-    if "x_scale" in tensors:
-        last["x_scale"] = tensors["x_scale"][most - 1:].clone()
+        assert_same_bytes(run(case, some_rows(tensors, slice(rows))), whole[:rows], f"{case.name}, {rows} rows")
+    last = some_rows(tensors, slice(most - 1, most))
     assert_same_bytes(run(case, last), whole[most - 1:], f"{case.name}, last row alone")
 
 
@@ -127,6 +147,118 @@ def test_grid_and_loads_leave_the_bits_alone(device: str) -> None:
     plain = run(case, tensors)
     for change in ({"blocks_per_sm": 1}, {"blocks_per_sm": 2}, {"load": "tma"}):
         assert_same_bytes(run(replace(case, schedule=replace(BASE, **change)), tensors), plain, str(change))
+
+
+@pytest.mark.parametrize("change", [{}, {"N": 80}, {"K": 240}, {"bias": True}, {"terms": 1}, {"fp8": False, "terms": 1}], ids=str)
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_preloaded_weights_leave_the_bits_alone(split_k: int, change: dict[str, Any], device: str) -> None:
+    """The same chain of products, whether a split's weights came at once or step by step."""
+    case = Case("preload", **{"K": 128 * split_k, "terms": 2, **change}, schedule=replace(BASE, BLOCK_K=128, split_k=split_k))
+    tensors = operands(case, 5, device)
+    preloaded = replace(case, schedule=replace(case.schedule, preload=True))
+    assert_same_bytes(run(preloaded, tensors), run(case, tensors))
+
+
+@pytest.mark.parametrize("rows", [16, 32, 112])
+def test_interleave_puts_gates_and_ups_in_turns_of_8(rows: int) -> None:
+    """Row by row: the rule that the kernels read by."""
+    import torch
+
+    w = torch.arange(rows * 3).reshape(rows, 3)
+    found = interleave(w)
+    for i in range(rows // 2):
+        assert torch.equal(found[i // 8 * 16 + i % 8], w[i]), f"gate {i}"
+        assert torch.equal(found[i // 8 * 16 + 8 + i % 8], w[rows // 2 + i]), f"up {i}"
+
+
+GATED = [
+    Case("two terms", N=64, terms=2),
+    Case("N tail", N=80, terms=2),
+    Case("both tails", N=112, K=144, terms=2),
+    Case("bias", N=96, bias=True, terms=2),
+    Case("one term", N=96),
+    Case("bf16", N=80, K=144, fp8=False),
+    Case("8-row tile", N=80, terms=2, schedule=replace(BASE, row_tile=8)),
+    Case("narrow blocks", N=80, terms=2, schedule=replace(BASE, BLOCK_N=16)),
+    Case("persistent", N=144, terms=2, schedule=replace(BASE, blocks_per_sm=1)),
+    Case("tma", N=80, terms=2, schedule=replace(BASE, load="tma")),
+    Case("preload", N=80, K=128, terms=2, schedule=replace(BASE, preload=True)),
+]
+
+
+def run_gated(case: Case, tensors: dict[str, Any], device: str) -> tuple[Any, Any]:
+    """act, with poison past its columns that must stay, and the largest magnitude of each tile of it."""
+    import torch
+
+    rows, room = tensors["x"].shape[0], 16
+    act = torch.full((rows, case.N // 2 + 16 + case.N // 2 % 16), float("nan"), dtype=torch.bfloat16, device=device)
+    tiles = -(-case.N // case.schedule.BLOCK_N)
+    amax = torch.full((room, tiles), float("nan"), device=device) if case.fp8 else None
+    linear(**tensors, schedule=case.schedule, numerics=NUMERICS, out=act[:, :case.N // 2], swiglu=True, amax=amax)
+    assert act[:, case.N // 2:].isnan().all()
+    assert amax is None or amax[rows:].isnan().all()
+    return act[:, :case.N // 2], None if amax is None else amax[:rows]
+
+
+@pytest.mark.parametrize("case", GATED, ids=lambda c: c.name)
+def test_swiglu_as_epilogue(case: Case, device: str) -> None:
+    """Against fp64, and the bytes of the linear and then the SwiGLU kernel; maxima are those of act; rows alone and among
+    others."""
+    import torch
+
+    most = min(9, case.schedule.row_tile)
+    tensors = operands(case, most, device)
+    for name in ("x_scale", "w_scale"):  # so that gates lie where silu bends
+        if name in tensors:
+            tensors[name] = torch.full_like(tensors[name], 0.375)
+    act, amax = run_gated(case, tensors, device)
+    y = run(case, tensors)
+    assert_close(act, swiglu_reference(y), rms=6e-3, worst=1e-1, what=case.name)
+    alone = torch.full((most, case.N // 2), float("nan"), dtype=torch.bfloat16, device=device)
+    swiglu(y, alone, None, rows=most, schedule=FixedSchedule(num_warps=8), numerics=NUMERICS)
+    assert_same_bytes(act, alone, "the kernel of its own")
+    if amax is not None:
+        half = case.schedule.BLOCK_N // 2
+        for tile in range(amax.shape[1]):
+            assert_same_bytes(amax[:, tile], act[:, tile * half:(tile + 1) * half].float().abs().amax(-1), f"tile {tile}")
+    for some in (*(slice(rows) for rows in range(1, most)), slice(most - 1, most)):
+        part, top = run_gated(case, some_rows(tensors, some), device)
+        assert_same_bytes(part, act[some], f"{case.name}, {some}")
+        if top is not None and amax is not None:
+            assert_same_bytes(top, amax[some], f"{case.name}, maxima of {some}")
+
+
+@pytest.mark.parametrize(("shape", "schedule", "message"), [
+    (LinearShape(64, 192), replace(BASE, preload=True), "3 steps in 1 splits"),
+    (LinearShape(64, 256), replace(BASE, preload=True, split_k=3), "4 steps in 3 splits"),
+    (LinearShape(512, 512), replace(BASE, preload=True, BLOCK_N=512), "131,072 values"),
+    (LinearShape(64, 128), replace(BASE, preload=True, load="tma"), "load pointer"),
+    (LinearShape(64, 128), replace(BASE, preload=True, blocks_per_sm=1), "one tile a block"),
+    (LinearShape(64, 128, swiglu=True), replace(BASE, split_k=2), "split_k 1 and weights_as_m"),
+    (LinearShape(64, 128, swiglu=True), replace(BASE, orientation="activations_as_m"), "split_k 1 and weights_as_m"),
+    (LinearShape(72, 128, swiglu=True), BASE, "N 72 is no multiple of 16"),
+])
+def test_the_contract_refuses(shape: LinearShape, schedule: LinearSchedule, message: str) -> None:
+    found = linear_contract(shape, schedule)
+    assert found is not None and message in found
+
+
+@pytest.mark.parametrize("change", ["amax without swiglu", "swiglu without amax", "x_lo of bf16", "x_lo of another shape",
+                                    "x_lo before x"])
+def test_terms_and_maxima_that_do_not_fit_are_refused(change: str, device: str) -> None:
+    import torch
+
+    tensors = operands(Case("refused", terms=2), 5, device)
+    x, x_lo = tensors["x"], tensors["x_lo"]
+    changes: dict[str, dict[str, Any]] = {
+        "amax without swiglu": {"amax": torch.empty(16, 2, device=device)},
+        "swiglu without amax": {"swiglu": True},
+        "x_lo of bf16": {"x_lo": x_lo.float().bfloat16()},
+        "x_lo of another shape": {"x_lo": x_lo[:4]},
+        "x_lo before x": {"x": x_lo, "x_lo": x},
+    }
+    with pytest.raises(ContractError):
+        linear(**{**tensors, **changes[change]}, schedule=BASE, numerics=NUMERICS)
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -1,11 +1,11 @@
-"""The head: argmax and logits are one computation; ties go to the lowest id."""
+"""The head: argmax and logits are one computation; ties go to the lowest id; ids beyond a limit and rows of NaN never win."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
-from tune_kernels.kernels.lm_head import lm_head, lm_head_logits, lm_head_reference
+from tune_kernels.kernels.lm_head import lm_head, lm_head_logits, lm_head_reference, new_scratch
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import HeadSchedule
@@ -79,6 +79,61 @@ def test_minus_zero_ties_with_zero_and_nan_never_wins(device: str) -> None:
     assert lm_head(x, w, schedule=BASE, numerics=NUMERICS).tolist() == [7]
     w[3, 0] = float("nan")
     assert lm_head(x, w, schedule=BASE, numerics=NUMERICS).tolist() == [7]
+
+
+@pytest.mark.parametrize("limit", [1, 31, 32, 33, 64, 99, 100])
+def test_ids_from_the_limit_on_never_win(limit: int, device: str) -> None:
+    """Whatever their logits: inside a block, at its edge, and where whole blocks are beyond."""
+    import torch
+
+    x, w = operands(Case(100, 64), 5, device)
+    w[limit:] = torch.where(torch.arange(64, device=device) % 2 == 0, 3e4, float("nan")).bfloat16()
+    logits = lm_head_logits(x, w, schedule=BASE, numerics=NUMERICS)
+    found = lm_head(x, w, schedule=BASE, numerics=NUMERICS, limit=limit)
+    assert_same_bytes(found.long(), logits[:, :limit].argmax(1))
+
+
+def test_rows_may_stand_for_other_ids(device: str) -> None:
+    """As the head of a drafter with a vocabulary of its own: the winner's id comes out, a tie goes to the lowest row."""
+    import torch
+
+    x, w = operands(Case(100, 64), 5, device)
+    ids = (torch.arange(100, device=device) * 7 + 3).to(torch.int32)
+    plain = lm_head(x, w, schedule=BASE, numerics=NUMERICS)
+    assert_same_bytes(lm_head(x, w, schedule=BASE, numerics=NUMERICS, ids=ids), ids[plain.long()])
+    limited = lm_head(x, w, schedule=BASE, numerics=NUMERICS, limit=40)
+    assert_same_bytes(lm_head(x, w, schedule=BASE, numerics=NUMERICS, limit=40, ids=ids), ids[limited.long()])
+    w[33] = w[70] = w[plain[0].long()].clone()
+    tied = lm_head(x, w, schedule=BASE, numerics=NUMERICS, ids=ids)
+    assert tied[0] == ids[min(33, int(plain[0]))]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_row_of_nan_gives_minus_one(mapped: bool, device: str) -> None:
+    """And its neighbours what they give without it."""
+    import torch
+
+    x, w = operands(Case(100, 64), 5, device)
+    ids = torch.arange(100, device=device, dtype=torch.int32) if mapped else None
+    expected = lm_head(x, w, schedule=BASE, numerics=NUMERICS, ids=ids).clone()
+    x[2] = float("nan")
+    expected[2] = -1
+    assert_same_bytes(lm_head(x, w, schedule=BASE, numerics=NUMERICS, ids=ids), expected)
+
+
+def test_scratch_is_written_and_no_more_of_it_than_there_are_rows(device: str) -> None:
+    """A fixed address for graphs; what it held before doesn't show."""
+    x, w = operands(Case(100, 64), 5, device)
+    expected = lm_head(x, w, schedule=BASE, numerics=NUMERICS)
+    scratch = new_scratch(100, BASE, x.device)
+    scratch.best.fill_(float("inf"))
+    scratch.ids.fill_(77)
+    scratch.tokens.fill_(-77)
+    for rows in (5, 1, 3):
+        found = lm_head(x[:rows], w, schedule=BASE, numerics=NUMERICS, scratch=scratch)
+        assert found.data_ptr() == scratch.tokens.data_ptr()
+        assert_same_bytes(found, expected[:rows], f"{rows} rows")
+    assert (scratch.tokens[5:] == -77).all()
 
 
 def test_more_blocks_than_one_reduction_tile(device: str) -> None:

@@ -18,7 +18,8 @@ from tune_kernels.tuner.show import describe
 from tune_kernels.tuner.space import load_space
 
 ROOT = Path(__file__).parents[2]
-SPACE = '[[grid]]\nkernels = "down"\nBLOCK_N = 64\nBLOCK_K = 128\nnum_stages = 3\nnum_warps = 4\nrow_tile = [8, 16]\n'
+SPACE = ('[[grid]]\nkernels = "down"\nBLOCK_N = 64\nBLOCK_K = 128\nnum_stages = 3\nnum_warps = 4\n'
+         'orientation = ["activations_as_m", "weights_as_m"]\n')
 
 
 def tune(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -159,7 +160,7 @@ def test_the_readmes_python_example_runs(tmp_path: Path) -> None:
 
 def test_nothing_survived_is_exit_1(tmp_path: Path) -> None:
     space = tmp_path / "space.toml"
-    space.write_text(SPACE.replace("[8, 16]", "16") + 'orientation = "activations_as_m"\n')
+    space.write_text(SPACE.replace('["activations_as_m", "weights_as_m"]', '"activations_as_m"'))
     done = tune("--offline", "--space", str(space), "--target", "sm_90", "--kernel", "down", "--out", str(tmp_path / "out"))
     assert done.returncode == 1
     assert "nothing survived" in done.stderr

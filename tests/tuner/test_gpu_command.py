@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import triton
 from click.testing import CliRunner
-from fake_gpu import B300, H200, RECIPE, FakeMeasurer, FakeProbe, candidates, write_bundle
+from fake_gpu import B300, H200, RECIPE, SPLIT, FakeMeasurer, FakeProbe, candidates, write_bundle
 from stand_in_driver import Driver, Tensor
 from triton.runtime import driver
 from tune_kernels.kernels import bundle, registry
@@ -24,7 +24,7 @@ from tune_kernels.tuner.measure import Problem
 from tune_kernels.tuner.on_gpu import Request
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
-BEST = LinearSchedule(128, 256, 4, 4, split_k=4)
+BEST = LinearSchedule(128, 256, 4, 4, split_k=SPLIT, pdl=True)
 
 
 def time_us(schedule: Schedule) -> float:
@@ -122,7 +122,8 @@ def test_a_b300_run_launches_every_survivor_from_its_bundle(tmp_path: Path, monk
     from tune_kernels.tuner.offline import sweep
 
     space = tmp_path / "space.toml"
-    space.write_text('[[grid]]\nkernels = "o"\nBLOCK_N = [64, 128]\nBLOCK_K = 128\nnum_stages = 4\nnum_warps = 4\nsplit_k = 4\n')
+    space.write_text('[[grid]]\nkernels = "o"\nBLOCK_N = [64, 128]\nBLOCK_K = 128\nnum_stages = 4\nnum_warps = 4\n'
+                     'split_k = 4\npdl = true\n')
     report = sweep(Offline(model="smollm2-135m", targets=("sm_103",), kernels=("o",), space=str(space), jobs=1,
                            out=tmp_path / "bundle"))
     assert report["counts"]["accepted"] == 2

@@ -11,7 +11,7 @@ from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.model import load_model_shape
 from tune_kernels.shapes.target import ARCHES, load_arch
 from tune_kernels.tuner.errors import SpaceError
-from tune_kernels.tuner.space import candidates, load_space, schedules
+from tune_kernels.tuner.space import candidates, load_space, schedules, with_defaults
 
 SHAPES = load_model_shape("qwen2.5-7b").kernel_shapes()
 GRID = 'kernels = "down"\nBLOCK_N = [64, 128]\nBLOCK_K = 128\nnum_stages = 3\nnum_warps = 4\n'
@@ -127,8 +127,13 @@ def test_fixed_kernels_come_with_the_kernels_they_serve() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_the_default_space_holds_the_recipes_defaults(arch: str) -> None:
+def test_a_recipes_defaults_are_candidates_once(arch: str) -> None:
     """They are the incumbents of a first promotion, which are timed from the same bundle."""
-    recipe, space = load_recipe("fp8-v1"), load_space("default")
+    recipe, target = load_recipe("fp8-v1"), load_arch(arch)
+    shapes = load_model_shape("qwen2.5-7b-eagle3").kernel_shapes(recipe.linear_dtype, recipe.terms)
+    explored = candidates(load_space("default"), shapes, list(shapes), [target])
+    found = with_defaults(explored, recipe, shapes, list(shapes), [target])
     for kernel in registry.TUNABLE:
-        assert registry.default_schedule(recipe, kernel, arch) in schedules(space, kernel, arch), kernel
+        default = registry.default_schedule(recipe, kernel, arch, shapes[kernel])
+        [one] = [c for c in found if (c.kernel, c.schedule) == (kernel, default)]
+        assert one.problem is None, kernel

@@ -1,0 +1,129 @@
+"""RoPE and append: against fp64 and, bit for bit, against the `torch` backend's rotation; what is written, and where."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from helpers import assert_close, assert_same_bytes, strided
+from tune_kernels.kernels.operation import ContractError
+from tune_kernels.kernels.rope import rope_append, rope_reference
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.schedule import FixedSchedule
+from tune_kernels.shapes.model import ModelShape
+
+pytestmark = pytest.mark.interpreter
+NUMERICS = load_recipe("fp8-v1").numerics
+SCHEDULE = FixedSchedule(num_warps=1)
+ROOM, MOST = 12, 9  # rows of the buffers, and of a launch at the most
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    kv: int
+    dim: int
+    split_k: int
+
+
+CASES = [Case(6, 2, 16, 1), Case(6, 2, 16, 3), Case(3, 3, 32, 2), Case(4, 1, 64, 1)]
+
+
+def tables(case: Case, device: str) -> tuple[Any, Any]:
+    """Cosines and sines as the decoder makes them."""
+    import torch
+    from tune_kernels.decoder.rope import rope_table
+
+    shape = ModelShape("tables", "qwen2", 64, 64, 1, case.heads, case.kv, case.dim, 64, 1e4, 1e-6, True, False, 256, "tests")
+    return rope_table(shape, shape.max_position, torch.device(device))
+
+
+def partials(case: Case, device: str) -> Any:
+    """[split_k, ROOM, N], NaN past MOST rows and between the rows."""
+    import torch
+
+    gen = torch.Generator().manual_seed(case.dim)
+    values = torch.randn(case.split_k, ROOM, (case.heads + 2 * case.kv) * case.dim, generator=gen).to(device)
+    values[:, MOST:] = float("nan")
+    return strided(values.bfloat16() if case.split_k == 1 else values, 32)
+
+
+def summed(case: Case, qkv: Any) -> Any:
+    """[MOST, heads, dim] bf16: partials in index order."""
+    total = qkv[0, :MOST].float()
+    for partial in qkv[1:, :MOST]:
+        total = total + partial
+    return total.bfloat16().reshape(MOST, -1, case.dim)
+
+
+def run(case: Case, qkv: Any, length: int, rows: int, device: str) -> tuple[Any, Any, Any]:
+    """q, k_cache and v_cache, poisoned before; no two strides of the caches are equal."""
+    import torch
+
+    slots = length + ROOM
+    q = torch.full((ROOM, case.heads, case.dim), float("nan"), dtype=torch.bfloat16, device=device)
+    k = torch.full((case.kv, slots, case.dim + 16), float("nan"), dtype=torch.bfloat16, device=device)
+    v = torch.full((slots, case.kv, case.dim + 32), float("nan"), dtype=torch.bfloat16, device=device)
+    k, v = k[:, :, :case.dim].transpose(0, 1), v[:, :, :case.dim]
+    rope_append(qkv, *tables(case, device), torch.tensor([length], dtype=torch.int32, device=device), rows=rows, q=q, k_cache=k,
+                v_cache=v, schedule=SCHEDULE, numerics=NUMERICS)
+    return q, k, v
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("length", [0, 1, 97, 240])
+def test_rotation_equals_fp64_and_the_torch_backend(case: Case, length: int, device: str) -> None:
+    import torch
+    from tune_kernels.decoder.ops import rotate
+    from tune_kernels.decoder.rope import frequencies
+
+    qkv = partials(case, device)
+    q, k, v = run(case, qkv, length, MOST, device)
+    y = summed(case, qkv)
+    cos, sin = (table[length:length + MOST] for table in tables(case, device))
+    turned = y[:, :case.heads + case.kv]
+    here = slice(length, length + MOST)
+    found = torch.cat([q[:MOST], k[here]], 1)
+    assert_same_bytes(found, rotate(turned.float(), cos, sin).bfloat16(), "rotation in fp32, rounded once")
+    assert_close(found, rope_reference(turned, cos, sin), rms=3e-3, worst=2e-2)
+    shape = ModelShape("angles", "qwen2", 64, 64, 1, case.heads, case.kv, case.dim, 64, 1e4, 1e-6, True, False, 256, "tests")
+    angle = torch.arange(length, length + MOST).double()[:, None] * frequencies(shape)[0].double()
+    assert_close(found, rope_reference(turned, angle.cos().to(device), angle.sin().to(device)), rms=3e-3, worst=2e-2)
+    assert_same_bytes(v[here], y[:, case.heads + case.kv:], "values are as they came")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_else_is_written(case: Case, device: str) -> None:
+    """Slots before and after the rows, and rows past them, keep their poison; cases.md, Decoding 24."""
+    qkv = partials(case, device)
+    for length, rows in ((0, 1), (5, 3), (5, MOST)):
+        q, k, v = run(case, qkv, length, rows, device)
+        assert not q[:rows].isnan().any() and q[rows:].isnan().all()
+        for cache in (k, v):
+            assert cache[:length].isnan().all() and cache[length + rows:].isnan().all()
+            assert not cache[length:length + rows].isnan().any()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows_alone_and_among_others(case: Case, device: str) -> None:
+    """Row r at position length + r is, bit for bit, that row alone at its position."""
+    qkv = partials(case, device)
+    q, k, v = run(case, qkv, 7, MOST, device)
+    for rows in range(1, MOST):
+        some_q, some_k, some_v = run(case, qkv, 7, rows, device)
+        assert_same_bytes(some_q[:rows], q[:rows], f"{rows} rows")
+        for some, whole in ((some_k, k), (some_v, v)):
+            assert_same_bytes(some[7:7 + rows], whole[7:7 + rows], f"{rows} rows")
+    for r in range(MOST):
+        one_q, one_k, one_v = run(case, qkv.roll(-r, 1), 7 + r, 1, device)
+        assert_same_bytes(one_q[0], q[r], f"row {r} alone")
+        assert_same_bytes(one_k[7 + r], k[7 + r], f"row {r} alone")
+        assert_same_bytes(one_v[7 + r], v[7 + r], f"row {r} alone")
+
+
+def test_what_does_not_fit_is_refused(device: str) -> None:
+    case = CASES[0]
+    qkv = partials(case, device)
+    with pytest.raises(ContractError, match="columns"):
+        run(replace(case, heads=case.heads + 1), qkv, 0, 1, device)
+    with pytest.raises(ContractError, match="stride_pm"):
+        run(case, strided(qkv.contiguous(), 8), 0, 1, device)
