@@ -94,10 +94,10 @@ def last_drafts_keys_missing(patch: Patch) -> None:
 
 def padding_leaks(patch: Patch) -> None:
     """cases.md, Decoding 15: the fill rows of a block reach its live rows by way of the activation scale."""
-    def wrong(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
+    def wrong(x: torch.Tensor, w: torch.Tensor, n: int, bias: torch.Tensor | None = None) -> torch.Tensor:
         block = ops.pad_rows(x)
         drift = 1 + 1e-6 * (block.shape[0] - x.shape[0])
-        return torch.nn.functional.linear(block * drift, w)[:x.shape[0], :n]
+        return torch.nn.functional.linear(block * drift, w, bias)[:x.shape[0], :n]
     patch.setattr("tune_kernels.decoder.linear.matmul", wrong)
 
 
