@@ -33,7 +33,7 @@ KINDS = {
     "bf16 narrow": ("attention", {"TILE": 16}),
     "attention": ("attention", {}),
     "none": ("merge", {}),
-    "spills": ("attention", {"maxnreg": 64}),
+    "spills": ("attention", {"maxnreg": 96}),
     "spills a little": ("attention", {"TILE": 128}),
 }
 
