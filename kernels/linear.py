@@ -210,7 +210,7 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         common_contract(schedule),
         power_of_two("BLOCK_N", schedule.BLOCK_N, 16, 512),
         power_of_two("BLOCK_K", schedule.BLOCK_K, 32, 512),
-        power_of_two("row_tile", schedule.row_tile, 8, 16),
+        power_of_two("row_tile", schedule.row_tile, 4, 16),
     )
     if problem:
         return problem
