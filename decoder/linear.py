@@ -33,7 +33,8 @@ def quantise_weights(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     wide = w.float()
     amax = wide.abs().amax(dim=-1, keepdim=True)
-    first = torch.where(amax > 0, amax / E4M3_MAX, torch.ones_like(amax))
+    # A tensor as divisor: by a number, a GPU multiplies with its reciprocal, and a last bit of a scale moves weights.
+    first = torch.where(amax > 0, amax / torch.full_like(amax, E4M3_MAX), torch.ones_like(amax))
     scale, least = first, _squared_error(wide, first)
     for j in range(1, SCALES):
         candidate = first * 2 ** (j / SCALES)
