@@ -67,6 +67,8 @@ def standing_in(rows: Branches, branch: int) -> Iterator[None]:
     slots = cache.buffer[:, :, first:first + done + 1]
     kept = slots.clone()
     slots[0, :, :done], slots[1, :, :done] = rows.keys[:, branch, :done], rows.values[:, branch, :done]
-    yield
-    rows.keys[:, branch, done], rows.values[:, branch, done] = slots[0, :, done], slots[1, :, done]
-    slots.copy_(kept)
+    try:
+        yield
+        rows.keys[:, branch, done], rows.values[:, branch, done] = slots[0, :, done], slots[1, :, done]
+    finally:
+        slots.copy_(kept)

@@ -128,6 +128,7 @@ class Rounds:
                              torch.zeros(PATTERN, dtype=torch.int32, device=device))
         self.script: Script | None = None
 
+    @torch.inference_mode()
     def begin(self, session: Session, proposal: Proposal, drafter: Drafter | None, ends: list[int]) -> None:
         """A request's first round."""
         self.script = None
@@ -160,6 +161,7 @@ class Rounds:
         accept(winners, inputs.row_tokens, inputs.pair, inputs.state, inputs.starts, inputs.ends, self.records,
                draft_length=draft_length, schedule=model.fixed.one, numerics=model.recipe.numerics)
 
+    @torch.inference_mode()
     def run(self, proposal: Proposal, draft_length: int, tokens: int, slot: int, batch: int) -> torch.cuda.Event | None:
         """Launches `batch` rounds, from a graph once there is one, and the copy of their records, from `slot` on; the event says
         when they have come."""
@@ -205,7 +207,7 @@ def resident(session: Session, rounds: Rounds, drafter: Drafter | None, proposal
              ends: list[int]) -> Iterator[None]:
     """The rounds of one request; yields after each, when its tokens are out. ends: ids that end it."""
     stats, cache = session.stats, rounds.cache
-    with rounds.model.lock, torch.inference_mode():
+    with rounds.model.lock:
         rounds.begin(session, proposal, drafter, ends)
         batch = rounds.batch(draft_length)
         waiting: list[tuple[int, torch.cuda.Event | None]] = []

@@ -27,7 +27,7 @@ from .kv_cache import Branches, Rows
 from .packing import pack
 from .rope import rope_table
 from .selection import Options, Selection
-from .triton_layer import Decode, Phase, Prefill, fixed_schedules, launch_all, pack_layer
+from .triton_layer import Decode, Phase, Prefill, fixed_schedules, launch_all, pack_layer, summed
 from .triton_model import low_precision
 from .weights import Tensors
 from .workspace import new_workspace, splits
@@ -67,6 +67,7 @@ class TritonEagle3Model:
         narrow = self.fc.w.dtype
         self.fc_in = torch.empty(2, FEED, self.fc.w.shape[1], dtype=narrow, device=device)
         self.fc_scale = torch.empty(FEED, dtype=torch.float32, device=device) if precision.is_e4m3 else None
+        self.fc_partials = torch.empty(self.fc_schedule.split_k, ROWS, shape.hidden_size, dtype=torch.float32, device=device)
         self.reduced = torch.empty(FEED, shape.hidden_size, dtype=torch.bfloat16, device=device)
         self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
         self.inputs = DeviceInputs(device)
@@ -74,6 +75,10 @@ class TritonEagle3Model:
     @property
     def head_schedule(self) -> HeadSchedule:
         return cast(HeadSchedule, self.selection.schedules["lm_head"])
+
+    @property
+    def fc_schedule(self) -> LinearSchedule:
+        return cast(LinearSchedule, self.selection.schedules["fc"])
 
     def new_cache(self, capacity: int) -> DeviceCache:
         """A cache of one layer."""
@@ -88,9 +93,13 @@ class TritonEagle3Model:
             quantise(features, self.fc_in, scale, rows=rows, schedule=self.fixed.norm, numerics=numerics)
             x = self.fc_in
         if rows <= ROWS:
-            linear(x[0, :rows], self.fc.w, x_lo=None if scale is None else x[1, :rows],
-                   x_scale=None if scale is None else scale[:rows], w_scale=self.fc.scale, out=self.reduced[:rows],
-                   schedule=cast(LinearSchedule, self.selection.schedules["fc"]), numerics=numerics)
+            split = self.fc_schedule.split_k > 1
+            y = linear(x[0, :rows], self.fc.w, x_lo=None if scale is None else x[1, :rows],
+                       x_scale=None if scale is None else scale[:rows], w_scale=self.fc.scale,
+                       out=self.fc_partials[:, :rows] if split else self.reduced[:rows], schedule=self.fc_schedule,
+                       numerics=numerics)
+            if split:
+                self.reduced[:rows].copy_(summed(y))
         else:
             prefill_linear(x, self.fc.w, self.reduced, rows=rows, x_scale=scale, w_scale=self.fc.scale, numerics=numerics)
         return self.reduced

@@ -18,9 +18,10 @@ from ..kernels.norm import norm
 from ..kernels.prefill import prefill_attention, prefill_linear
 from ..kernels.rope import rope_append
 from ..schedules.recipe import Recipe
-from ..schedules.schedule import AttentionSchedule, FixedSchedule, LinearSchedule, MergeSchedule, Schedule
+from ..schedules.schedule import AttentionSchedule, FixedSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule
 from ..shapes.model import AttentionShape, MergeShape, ModelShape
 from .device_cache import DeviceCache
+from .errors import LoadError
 from .packing import Packed, pack
 from .precision import Precision
 from .weights import Tensors, take
@@ -33,6 +34,14 @@ def launch_all(launches: Iterable[Launched]) -> None:
     """In order."""
     for _, launch in launches:
         launch()
+
+
+def summed(partials: torch.Tensor) -> torch.Tensor:
+    """Partials [split_k, rows, N] added in index order, as the kernels add them: [rows, N] fp32."""
+    total = partials[0]
+    for partial in partials[1:]:
+        total = total + partial
+    return total
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,9 @@ class Decode(Phase):
                  fixed: Fixed, schedules: dict[str, Schedule]) -> None:
         super().__init__(shape, recipe, space, rope, fixed)
         self.schedules = schedules
+        chunk = cast(AttentionSchedule, schedules["attention"]).chunk
+        if chunk != recipe.kv_chunk:
+            raise LoadError(f"attention's chunk is {chunk}", expected=f"{recipe.kv_chunk}, the KV chunk of recipe {recipe.name}")
         pieces = parts(MergeShape(shape.num_heads, shape.head_dim), cast(MergeSchedule, schedules["merge"]))
         self.amax: torch.Tensor | None = None
         if space.heads_scale is not None:
@@ -165,9 +177,10 @@ class Decode(Phase):
 
     @property
     def max_rows(self) -> int:
-        """Rows of one pass: the row tile, or as many as attention's tile holds."""
+        """Rows of one pass: the row tile of the recipe or of a schedule, or as many as attention's tile holds."""
         heads = AttentionShape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
-        return min(self.recipe.row_tile, max_rows(heads, cast(AttentionSchedule, self.schedules["attention"])))
+        tiles = [s.row_tile for s in self.schedules.values() if isinstance(s, LinearSchedule | HeadSchedule)]
+        return min(self.recipe.row_tile, *tiles, max_rows(heads, cast(AttentionSchedule, self.schedules["attention"])))
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:
@@ -205,12 +218,7 @@ class Decode(Phase):
             quantise(x, terms, scale, rows=len(x), schedule=self.fixed.norm, numerics=self.numerics)
         y = linear(terms[0], weights.w, x_lo=None if scale is None else terms[1], x_scale=scale, w_scale=weights.scale,
                    bias=weights.bias, schedule=schedule, numerics=self.numerics)
-        if schedule.split_k == 1:
-            return y
-        total = y[0]
-        for partial in y[1:]:
-            total = total + partial
-        return total.to(torch.bfloat16)
+        return y if schedule.split_k == 1 else summed(y).to(torch.bfloat16)
 
 
 class Prefill(Phase):

@@ -336,9 +336,12 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     stride_xt = 16 if x_lo is None else (x_lo.data_ptr() - x.data_ptr()) // x.element_size()
     require_strides(stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0))
     split = schedule.split_k > 1
+    size = (schedule.split_k, rows, N) if split else (rows, N // 2 if swiglu else N)
+    kind = torch.float32 if split else torch.bfloat16
     if out is None:
-        out = x.new_empty((schedule.split_k, rows, N) if split else (rows, N // 2 if swiglu else N),
-                          dtype=torch.float32 if split else torch.bfloat16)
+        out = x.new_empty(size, dtype=kind)
+    require(out.shape == size and out.dtype == kind and out.stride(-1) == 1, f"out {out.dtype} {list(out.shape)}",
+            f"{kind} {list(size)} with split_k {schedule.split_k}, its last axis contiguous")
     stride_om = out.stride(-2)
     stride_os = out.stride(0) if split else 16
     require_strides(stride_om=stride_om, stride_os=stride_os)

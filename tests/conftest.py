@@ -4,6 +4,7 @@ run_tests.py: interpreting and compiling can't share a process)."""
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,14 @@ def device() -> str:
     spec.loader.exec_module(repair)
     repair.install()
     return "cpu"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_is_shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Promoted schedules that come with the project, or that the user has, have no say in tests."""
+    from tune_kernels.schedules import store
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "SHIPPED", tmp_path_factory.mktemp("shipped"))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield

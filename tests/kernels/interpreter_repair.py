@@ -1,9 +1,11 @@
 """What Triton's interpreter (3.6 to 3.9) gets wrong, mended for tests.
 
 bf16 lives there as 16-bit integers, and arithmetic runs on the integers; fp32 to bf16 truncates; fp32 to e4m3 neither rounds
-nor saturates; `tl.dot` is `np.matmul`, whose BLAS can give a row other bits at another position.
+nor saturates; `tl.dot` is `np.matmul`, whose BLAS can give a row other bits at another position. A launch patches
+`triton.language` while it runs, so two threads can't launch at once.
 """
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ def exact(handle: Any) -> np.ndarray:
 
 
 def install() -> None:
-    """Replace the interpreter's conversion, product and bf16 arithmetic. Once a process."""
+    """Replace the interpreter's conversion, product, bf16 arithmetic and launch. Once a process."""
     if getattr(interpreter, "repaired", False):
         return
     interpreter.repaired = True
@@ -69,5 +71,13 @@ def install() -> None:
             return out
         return interpreter.TensorHandle(convert(out.data, tl.float32, tl.bfloat16, None), tl.bfloat16)
 
+    launching = threading.RLock()
+    launch_before = interpreter.GridExecutor.__call__
+
+    def launch(self: Any, *arguments: Any, **named: Any) -> Any:
+        with launching:
+            return launch_before(self, *arguments, **named)
+
+    interpreter.GridExecutor.__call__ = launch
     interpreter._convert_float = convert
     builder.create_dot, builder.binary_op = create_dot, binary_op

@@ -231,7 +231,7 @@ def test_swiglu_as_epilogue(case: Case, device: str) -> None:
 @pytest.mark.parametrize(("shape", "schedule", "message"), [
     (LinearShape(64, 192), replace(BASE, preload=True), "3 steps in 1 splits"),
     (LinearShape(64, 256), replace(BASE, preload=True, split_k=3), "4 steps in 3 splits"),
-    (LinearShape(512, 512), replace(BASE, preload=True, BLOCK_N=512), "131,072 values"),
+    (LinearShape(512, 512), replace(BASE, preload=True, BLOCK_N=512), "65,536 values"),
     (LinearShape(64, 128), replace(BASE, preload=True, load="tma"), "load pointer"),
     (LinearShape(64, 128), replace(BASE, preload=True, blocks_per_sm=1), "one tile a block"),
     (LinearShape(64, 128, swiglu=True), replace(BASE, split_k=2), "split_k 1 and weights_as_m"),
@@ -241,6 +241,18 @@ def test_swiglu_as_epilogue(case: Case, device: str) -> None:
 def test_the_contract_refuses(shape: LinearShape, schedule: LinearSchedule, message: str) -> None:
     found = linear_contract(shape, schedule)
     assert found is not None and message in found
+
+
+@pytest.mark.parametrize(("split_k", "size", "dtype"), [
+    (2, (2, 5, 64), "bfloat16"), (2, (5, 64), "float32"), (1, (5, 64), "float32"), (1, (6, 64), "bfloat16")])
+def test_an_output_of_another_kind_is_refused(split_k: int, size: tuple[int, ...], dtype: str, device: str) -> None:
+    """Partials would land in it where it has no room for them."""
+    import torch
+
+    tensors = operands(CASES[0], 5, device)
+    with pytest.raises(ContractError, match="out"):
+        linear(**tensors, schedule=replace(BASE, split_k=split_k), numerics=NUMERICS,
+               out=torch.empty(size, dtype=getattr(torch, dtype), device=device))
 
 
 @pytest.mark.parametrize("change", ["amax without swiglu", "swiglu without amax", "x_lo of bf16", "x_lo of another shape",

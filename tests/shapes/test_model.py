@@ -35,7 +35,7 @@ def test_kernel_shapes_of_qwen_7b() -> None:
     shapes = load_model_shape("qwen2.5-7b").kernel_shapes()
     assert shapes["qkv"] == LinearShape(4608, 3584, "e4m3", bias=True)
     assert shapes["o"] == LinearShape(3584, 3584)
-    assert shapes["gate_up"] == LinearShape(37888, 3584)
+    assert shapes["gate_up"] == LinearShape(37888, 3584, swiglu=True)
     assert shapes["down"] == LinearShape(3584, 18944)
     assert shapes["lm_head"] == HeadShape(152064, 3584)
     assert shapes["attention"] == AttentionShape(28, 4, 128)

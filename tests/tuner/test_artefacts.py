@@ -61,14 +61,15 @@ def test_activations_as_m_fall_back_at_16_rows(arch: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_the_one_block_merge_spills_and_its_tiles_do_not(arch: str, tmp_path: Path) -> None:
-    """512 x 128 at 4 warps against four blocks of 512 x 32."""
-    whole, record = verdict_of("merge", arch, MergeSchedule(BLOCK_D=128, splits=512, num_warps=4), tmp_path)
-    assert codes(whole) == {"register_spill"}
-    assert record.facts["spill_store_bytes"] // 4 > 400, "hundreds of values"
-    assert record.facts["stack_bytes"] > 1000
-    tiled, record = verdict_of("merge", arch, MergeSchedule(BLOCK_D=32, splits=512, num_warps=4), tmp_path)
-    assert tiled.accepted
+def test_what_does_not_fit_the_registers_spills(arch: str, tmp_path: Path) -> None:
+    """Attention's sums in 96 registers a thread, and in as many as it wants."""
+    default = registry.default_schedule(RECIPE, "attention", arch)
+    capped, record = verdict_of("attention", arch, replace(default, maxnreg=96), tmp_path)  # type: ignore[type-var]
+    assert codes(capped) == {"register_spill"}
+    assert record.facts["spill_store_bytes"] // 4 > 50, "many values"
+    assert record.facts["stack_bytes"] > 200
+    free, record = verdict_of("attention", arch, default, tmp_path)
+    assert free.accepted
     assert (record.facts["spill_store_bytes"], record.facts["spill_load_bytes"], record.facts["stack_bytes"]) == (0, 0, 0)
 
 

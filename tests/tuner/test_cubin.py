@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tune_kernels.kernels import bundle, registry
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.schedules.schedule import MergeSchedule
 from tune_kernels.shapes.model import load_model_shape
 from tune_kernels.shapes.target import ARCHES
 from tune_kernels.tuner.compile import compile_task, make_task
@@ -34,7 +33,7 @@ KINDS = {
     "bf16 narrow": ("attention", {"TILE": 16}),
     "attention": ("attention", {}),
     "none": ("merge", {}),
-    "spills": ("merge", {"BLOCK_D": 128, "splits": 512, "num_warps": 4}),
+    "spills": ("attention", {"maxnreg": 96}),
     "spills a little": ("attention", {"TILE": 128}),
 }
 
@@ -114,8 +113,3 @@ def test_an_unknown_tensor_kind_is_unreadable(cubin: bytes) -> None:
     changed[at + 9] = (changed[at + 9] & ~3) | 1
     with pytest.raises(Unreadable, match="unknown kind"):
         read_cubin(bytes(changed))
-
-
-def test_merge_schedule_of_the_worklog_is_the_one_that_spills() -> None:
-    assert KINDS["spills"][1] == {"BLOCK_D": 128, "splits": 512, "num_warps": 4}
-    assert MergeSchedule(**KINDS["spills"][1]).splits == 512

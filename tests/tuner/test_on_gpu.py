@@ -95,26 +95,26 @@ def test_another_class_never_enters_by_speed(run: Callable[..., Outcome]) -> Non
     assert winner(outcome) == BEST
 
 
-def by_depth(schedule: Any) -> str:
-    """Bits follow BLOCK_K, as the worklog saw on a B300."""
-    return f"{schedule.BLOCK_K:064x}"
+def by_width(schedule: Any) -> str:
+    """Bits follow BLOCK_N: DEFAULT and BEST are of two classes."""
+    return f"{schedule.BLOCK_N:064x}"
 
 
 def test_the_first_promotion_founds_the_class_by_the_full_models_speed(run: Callable[..., Outcome]) -> None:
-    """DEFAULT has BLOCK_K 128, BEST has 256: another class."""
-    outcome = run(FakeMeasurer(step_us, class_of=by_depth), promote=True)
+    """DEFAULT's class is not BEST's."""
+    outcome = run(FakeMeasurer(step_us, class_of=by_width), promote=True)
     assert outcome.rankings["down"].place(schedule_id(BEST)).status == "another class"
     assert outcome.said.accepted == {"down": schedule_id(BEST)}
     [row] = outcome.promoted.rows
-    assert row.numerics_class == by_depth(BEST)
-    again = run(FakeMeasurer(lambda s: 10.0 if s == DEFAULT else step_us(s), class_of=by_depth), promote=True)
-    assert again.recording.contests["down"].founded == by_depth(BEST)
+    assert row.numerics_class == by_width(BEST)
+    again = run(FakeMeasurer(lambda s: 10.0 if s == DEFAULT else step_us(s), class_of=by_width), promote=True)
+    assert again.recording.contests["down"].founded == by_width(BEST)
     assert winner(again) == BEST, "the class is founded: a faster schedule of another one is only reported"
     assert not again.promoted.rows
 
 
 def test_a_founding_class_whose_modes_disagree_is_refused(run: Callable[..., Outcome]) -> None:
-    outcome = run(FakeMeasurer(step_us, class_of=by_depth), FakeProbe(step_us, modes_differ=True))
+    outcome = run(FakeMeasurer(step_us, class_of=by_width), FakeProbe(step_us, modes_differ=True))
     assert not outcome.promoted.rows
     assert "ssd, prompt 0: token 0 is 9" in outcome.said.rejected["down"]
 
@@ -334,3 +334,13 @@ def test_where_all_of_the_first_die_it_is_not_the_candidates(run: Callable[..., 
     """A broken driver would cost every candidate, and the whole budget."""
     with pytest.raises(GpuError, match="the first 4 candidates all died, the last one so: no driver"):
         run(FakeMeasurer(time_us, does=lambda s: Failure("crash", "no driver")))
+
+
+def test_a_recording_made_on_an_h200_ranks_as_it_did_there() -> None:
+    """A real one: winners, the class that would have changed a token, and the winner that the full model refused."""
+    outcome = on_gpu.replay(Path(__file__).parents[1] / "data" / "recordings" / "h200-qwen2.5-7b.json")
+    assert set(outcome.rankings) == set(registry.TUNABLE) - {"fc"}
+    assert {row.kernel for row in outcome.promoted.rows} == {"attention", "down", "gate_up", "lm_head_logits", "merge"}
+    assert "doesn't exclude a slowdown" in outcome.said.rejected["o"]
+    assert "token 28 would be 86482 instead of 26681" in outcome.said.would_differ["o"]
+    assert all(row.evidence.random_weights and not row.problems() for row in outcome.promoted.rows)
