@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ class Diff:
     def count(self, status: str) -> int:
         return sum(row.status == status for row in self.rows)
 
-    @property
+    @cached_property
     def everywhere(self) -> tuple[Change, ...]:
         """What differs in place or toolchain in every row that has both sides: said once, not in each row."""
         pairs = [{c: None for c in (*row.places, *row.toolchain)} for row in self.rows if row.old and row.new]

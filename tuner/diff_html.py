@@ -60,8 +60,14 @@ def _row(row: RowDiff, everywhere: Any) -> dict[str, Any]:
 
 def _sides(row: RowDiff, table: str, names: Sequence[str]) -> list[list[str]]:
     """A line a name: it, the old value, the new one."""
-    sides = [getattr(e, table) if e else {} for e in (row.old, row.new)]
-    return [[words.FACT_NAMES.get(n, n) if table == "facts" else n, *(words.value(s.get(n)) for s in sides)] for n in names]
+    old, new = (getattr(e, table) if e else {} for e in (row.old, row.new))
+    said = []
+    for name in names:
+        was, now = old.get(name), new.get(name)
+        shown = words.value(was)
+        alike = type(was) is type(now) and was == now  # most are: their text is made once
+        said.append([words.FACT_NAMES.get(name, name) if table == "facts" else name, shown, shown if alike else words.value(now)])
+    return said
 
 
 def _known(row: RowDiff, fact: str) -> bool:

@@ -84,17 +84,27 @@ def _table(cells: Sequence[dict[str, Text]], width: int) -> Table | None:
     columns = [[_text(name), *(c[name] for c in cells)] for name in names]
     least = [max(_longest(cell, " " if name != "time" else "\n") for cell in column) for name, column in zip(names, columns)]
     most = [max(_longest(cell, "\n") for cell in column) for column in columns]
-    spare, wanted = width - sum(least) - GAP * len(names), sum(most) - sum(least)
+    spare = width - sum(least) - GAP * len(names)
     if spare < 0:
         return None
+    extra = _shares([high - low for low, high in zip(least, most)], spare)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name, low, high in zip(names, least, most):
-        share = min(high - low, spare * (high - low) // wanted) if wanted else 0
-        table.add_column("" if name == "status" else name, width=low + share, overflow="fold", vertical="top")
+    for name, low, more in zip(names, least, extra):
+        table.add_column("" if name == "status" else name, width=low + more, overflow="fold", vertical="top")
     for mine in cells:
         table.add_row(*(mine[name] for name in names))
         table.add_section()
     return table
+
+
+def _shares(wanted: Sequence[int], spare: int) -> list[int]:
+    """Of `spare`, what each gets: those that want little get it all, the rest share alike."""
+    shares = [0] * len(wanted)
+    by_want = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    for left, i in zip(range(len(wanted), 0, -1), by_want):
+        shares[i] = min(wanted[i], spare // left)
+        spare -= shares[i]
+    return shares
 
 
 def _longest(cell: Text, separator: str) -> int:
