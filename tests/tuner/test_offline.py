@@ -182,8 +182,9 @@ def test_a_killed_assembler_is_no_verdict(tmp_path: Path, space: str) -> None:
     report = read_report(tmp_path / "out")
     second = json.loads(subprocess.run(run, capture_output=True, text=True, env=environment).stdout)
     assert died.exists()
-    assert "the assembler died: SIGKILL" in [r["detail"] for v in report["variants"] for r in v["reasons"]]
-    assert second["counts"]["variants"] - second["counts"]["cached"] == 1
+    deaths = [r["detail"] for v in report["variants"] for r in v["reasons"]].count("the assembler died: SIGKILL")
+    assert deaths in (1, 2), "two workers may ask before one of them has died"
+    assert second["counts"]["variants"] - second["counts"]["cached"] == deaths
     assert second["counts"]["accepted"] == 3 >= first["counts"]["accepted"]
 
 
