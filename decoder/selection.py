@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ..kernels.bundle import kernel_digest, toolchain
-from ..kernels.registry import TUNABLE, default_schedule
+from ..kernels.registry import default_schedule, store_key
 from ..schedules import store
 from ..schedules.errors import NotPromoted
 from ..schedules.promoted import PromotedSchedule
@@ -79,10 +78,9 @@ def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,
     """One kernel's schedule and where it is from."""
     if kernel in options.overrides:
         return options.overrides[kernel], {"origin": "override"}
-    key = store.Key(target.name, recipe.name, kernel, shape, toolchain(target, recipe.numerics),
-                    kernel_digest(TUNABLE[kernel].kernel))
     try:
-        row = store.lookup(key, store.search_path(Path(options.schedules) if options.schedules else None))
+        folders = store.search_path(Path(options.schedules) if options.schedules else None)
+        row = store.lookup(store_key(kernel, shape, target, recipe), folders)
         return row.schedule, {"origin": "promoted", "evidence": evidence_of(row)}
     except NotPromoted:
         if not options.allow_untuned:

@@ -23,11 +23,11 @@ from typing import Any
 from tune_kernels.kernels import bundle, registry
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import schedule_from_dict
+from tune_kernels.shapes.model import shape_from_dict
 from tune_kernels.shapes.target import load_arch
 from tune_kernels.tuner import compile as compilation
 from tune_kernels.tuner.inspection import blocks_per_sm
 from tune_kernels.tuner.report import Report
-from tune_kernels.tuner.show import shape_from_dict
 
 FAMILIES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b")
 
@@ -68,7 +68,7 @@ def plain_loop(variants: list[dict[str, Any]], target: str, cache: Path) -> tupl
     found = {}
     started = time.perf_counter()
     for v in variants:
-        shape = shape_from_dict(v["shape"])
+        shape = shape_from_dict(v["shape"], v["id"])
         schedule = schedule_from_dict(registry.operation(v["kernel"]).schedule_type, v["schedule"], v["id"])
         launch = compilation.launch_of(v["kernel"], shape, schedule, numerics)
         kernel = triton.compile(bundle.source_of(launch), target=GPUTarget("cuda", capability, 32), options=dict(launch.options))

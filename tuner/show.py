@@ -11,13 +11,12 @@ from typing import Any
 from ..kernels import bundle, registry
 from ..schedules.recipe import load_recipe
 from ..schedules.schedule import schedule_from_dict
-from ..shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape
+from ..shapes.model import shape_from_dict
 from . import compile as compilation
 from .errors import ReportError
 from .report import Report, describe_schedule
 from .toolchain import disassemble
 
-SHAPES: tuple[type[KernelShape], ...] = (LinearShape, HeadShape, AttentionShape, MergeShape)
 DECIDES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|STL|LDL)\b")
 
 
@@ -29,14 +28,6 @@ class Code:
     ptx: str
     compiled_now: bool
     counts: dict[str, int]
-
-
-def shape_from_dict(table: dict[str, Any]) -> KernelShape:
-    """The shape in a report's variant. Raises ReportError where it isn't one."""
-    for kind in SHAPES:
-        if set(table) == set(kind.__dataclass_fields__):
-            return kind(**table)
-    raise ReportError(f"unknown shape {table!r}", expected="a report of this version of tune-kernels")
 
 
 def code_of(report: Report, variant: dict[str, Any], out: Path) -> Code:
@@ -63,7 +54,7 @@ def _code_of(report: Report, variant: dict[str, Any], out: Path) -> Code:
         return _read(out, variant["artefact"], compiled_now=False)
     kernel = variant["kernel"]
     schedule = schedule_from_dict(registry.operation(kernel).schedule_type, variant["schedule"], variant["id"])
-    shape = shape_from_dict(variant["shape"])
+    shape = shape_from_dict(variant["shape"], variant["id"], ReportError)
     if problem := registry.operation(kernel).contract(shape, schedule):
         raise ReportError(f"{variant['id']} can't be compiled: {problem}", expected="a schedule that fits the shape")
     with tempfile.TemporaryDirectory() as folder:
