@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
+import triton
 
 from ..kernels.attention import ROWS
 from ..kernels.lm_head import HeadScratch, lm_head, lm_head_logits, new_scratch
@@ -255,6 +256,8 @@ def load_triton_model(checkpoint: Checkpoint, recipe: Recipe, device: torch.devi
         LoadError: a device that isn't a GPU, a recipe without kernels, schedules without evidence.
     """
     low_precision(recipe)
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise LoadError(f"the triton backend on {device}", expected="a GPU", action="use backend torch")
     selection = select_schedules(recipe, checkpoint.config.shape, device, options)
     model = TritonModel(checkpoint.config.shape, checkpoint.tensors, recipe, device, selection, options)
     assert not checkpoint.tensors, f"unused: {list(checkpoint.tensors)}"
