@@ -17,6 +17,7 @@ import torch
 from tune_kernels.decoder import Decoder, model, ops, session, speculate
 from tune_kernels.decoder.agreement import Agreement
 from tune_kernels.decoder.check import run_checks
+from tune_kernels.decoder.errors import NumericsError
 from tune_kernels.decoder.kv_cache import Appended, Branches, KVCache
 from tune_kernels.decoder.loader import load_checkpoint
 from tune_kernels.decoder.reference import compare_with_reference, reference_model
@@ -268,6 +269,10 @@ def test_every_check_is_green_without_a_mutant(bench: Bench) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.switch.__name__)
 def test_a_mutant_is_caught_by_the_check_it_names(mutant: Mutant, bench: Bench, monkeypatch: Patch) -> None:
     mutant.switch(monkeypatch)
-    assert getattr(bench, mutant.caught_by)(), "not caught"
+    try:
+        caught = getattr(bench, mutant.caught_by)()
+    except NumericsError:  # what a stale slot holds is not ours to choose: it may be NaN
+        caught = True
+    assert caught, "not caught"
     for name in mutant.green:
         assert getattr(bench, name)() == ""
