@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .device_cache import DeviceCache
-from .triton_layer import Launched
+from .triton_layer import Launched, launch_all
 from .triton_model import TritonModel
 
 READ_BYTES = 4 << 30  # of the buffer that the read ceiling is measured on: L2 holds none of it
@@ -53,15 +53,10 @@ def median_us(run: Callable[[], object], replays: int = REPLAYS) -> float:
 
 def graph_us(model: TritonModel, cache: DeviceCache, launches: Iterable[Launched]) -> float:
     """Time of these launches in a graph of their own."""
-    held = [launch for _, launch in launches]
-
-    def run() -> None:
-        for launch in held:
-            launch()
-
+    held = list(launches)
     with model.lock, torch.inference_mode():
-        run()
-        return median_us(cache.graphs.capture(run).replay)
+        launch_all(held)
+        return median_us(cache.graphs.capture(lambda: launch_all(held)).replay)
 
 
 def pass_launches(model: TritonModel, cache: DeviceCache, rows: int, length: int) -> list[Launched]:

@@ -12,7 +12,6 @@ import torch
 
 from ..kernels.activation import quantise
 from ..kernels.attention import ROWS
-from ..kernels.linear import linear
 from ..kernels.lm_head import lm_head, lm_head_logits, new_scratch
 from ..kernels.norm import draft_norm
 from ..kernels.prefill import prefill_linear
@@ -27,7 +26,7 @@ from .kv_cache import Branches, Rows
 from .packing import pack
 from .rope import rope_table
 from .selection import Options, Selection
-from .triton_layer import Decode, Phase, Prefill, fixed_schedules, launch_all, pack_layer, summed
+from .triton_layer import Decode, Phase, Prefill, decode_linear, fixed_schedules, launch_all, pack_layer, summed
 from .triton_model import low_precision
 from .weights import Tensors
 from .workspace import new_workspace, splits
@@ -94,10 +93,8 @@ class TritonEagle3Model:
             x = self.fc_in
         if rows <= ROWS:
             split = self.fc_schedule.split_k > 1
-            y = linear(x[0, :rows], self.fc.w, x_lo=None if scale is None else x[1, :rows],
-                       x_scale=None if scale is None else scale[:rows], w_scale=self.fc.scale,
-                       out=self.fc_partials[:, :rows] if split else self.reduced[:rows], schedule=self.fc_schedule,
-                       numerics=numerics)
+            y = decode_linear(x, scale, self.fc, rows, self.fc_schedule, numerics,
+                              out=self.fc_partials[:, :rows] if split else self.reduced[:rows])
             if split:
                 self.reduced[:rows].copy_(summed(y))
         else:

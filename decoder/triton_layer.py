@@ -6,7 +6,7 @@ What one launch leaves, the next one finishes: partials of a linear are summed b
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from ..kernels.merge import merge, parts
 from ..kernels.norm import norm
 from ..kernels.prefill import prefill_attention, prefill_linear
 from ..kernels.rope import rope_append
-from ..schedules.recipe import Recipe
+from ..schedules.recipe import Numerics, Recipe
 from ..schedules.schedule import AttentionSchedule, FixedSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule
 from ..shapes.model import AttentionShape, MergeShape, ModelShape
 from .device_cache import DeviceCache
@@ -42,6 +42,15 @@ def summed(partials: torch.Tensor) -> torch.Tensor:
     for partial in partials[1:]:
         total = total + partial
     return total
+
+
+def decode_linear(x: torch.Tensor, scale: torch.Tensor | None, weights: Packed, rows: int, schedule: LinearSchedule,
+                  numerics: Numerics, **more: Any) -> torch.Tensor:
+    """The first rows of x, terms [2, >= rows, K] e4m3 with scale [>= rows], or [1, >= rows, K] bf16 without, through the decode
+    linear; more: as kernels/linear.py has it."""
+    two = scale is not None
+    return linear(x[0, :rows], weights.w, x_lo=x[1, :rows] if two else None, x_scale=scale[:rows] if scale is not None else None,
+                  w_scale=weights.scale, bias=weights.bias, schedule=schedule, numerics=numerics, **more)
 
 
 @dataclass(frozen=True)
@@ -186,17 +195,14 @@ class Decode(Phase):
                rows: int) -> None:
         """See Phase."""
         schedule = cast(LinearSchedule, self.schedules[kernel])
-        linear(x[0, :rows], weights.w, x_lo=None if scale is None else x[1, :rows],
-               x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, bias=weights.bias,
-               out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows], schedule=schedule, numerics=self.numerics)
+        decode_linear(x, scale, weights, rows, schedule, self.numerics,
+                      out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows])
 
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
         """See Phase; SwiGLU is gate_up's epilogue."""
-        space, scale = self.space, self.space.x_scale
-        yield "gate_up", lambda: linear(
-            space.hidden[0, :rows], weights.w, x_lo=None if scale is None else space.hidden[1, :rows],
-            x_scale=None if scale is None else scale[:rows], w_scale=weights.scale, out=space.act[:rows], swiglu=True,
-            amax=self.act_amax, schedule=cast(LinearSchedule, self.schedules["gate_up"]), numerics=self.numerics)
+        space, schedule = self.space, cast(LinearSchedule, self.schedules["gate_up"])
+        yield "gate_up", lambda: decode_linear(space.hidden, space.x_scale, weights, rows, schedule, self.numerics,
+                                               out=space.act[:rows], swiglu=True, amax=self.act_amax)
 
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase. chunks: covered by the launch; they must reach the last key."""
@@ -207,7 +213,6 @@ class Decode(Phase):
                                      schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
         yield from self.narrow(cache.partials.o, rows, self.amax)
 
-
     def project(self, kernel: str, weights: Packed, x: torch.Tensor) -> torch.Tensor:
         """One linear on its own, partials summed and rounded: x [rows, K] bf16 to [rows, N] bf16."""
         schedule = cast(LinearSchedule, self.schedules[kernel])
@@ -216,8 +221,7 @@ class Decode(Phase):
             terms = x.new_empty(2, *x.shape, dtype=weights.w.dtype)
             scale = x.new_empty(len(x), dtype=torch.float32)
             quantise(x, terms, scale, rows=len(x), schedule=self.fixed.norm, numerics=self.numerics)
-        y = linear(terms[0], weights.w, x_lo=None if scale is None else terms[1], x_scale=scale, w_scale=weights.scale,
-                   bias=weights.bias, schedule=schedule, numerics=self.numerics)
+        y = decode_linear(terms, scale, weights, len(x), schedule, self.numerics)
         return y if schedule.split_k == 1 else summed(y).to(torch.bfloat16)
 
 

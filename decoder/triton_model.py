@@ -14,7 +14,7 @@ import torch
 import triton
 
 from ..kernels.attention import ROWS
-from ..kernels.lm_head import HeadScratch, lm_head, lm_head_logits, new_scratch
+from ..kernels.lm_head import lm_head, lm_head_logits, new_scratch
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import HeadSchedule
 from ..shapes.model import ModelShape
@@ -58,7 +58,7 @@ class TritonModel:
         self.decode = Decode(shape, recipe, new_workspace(shape, ROWS, self.precision.is_e4m3, splits(selection.schedules),
                                                           device), self.rope, self.fixed, selection.schedules)
         self.inputs = DeviceInputs(device)
-        self.scratch = self._new_scratch()
+        self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
         self.graphs_enabled = options.graphs
         self.lock = threading.RLock()
         self.prefill_rows = min(PREFILL_ROWS, 1 << (shape.max_position - 1).bit_length())
@@ -73,9 +73,6 @@ class TritonModel:
     @property
     def head_schedule(self) -> HeadSchedule:
         return cast(HeadSchedule, self.selection.schedules["lm_head"])
-
-    def _new_scratch(self) -> HeadScratch:
-        return new_scratch(self.head.shape[0], self.head_schedule, self.device)
 
     def new_cache(self, capacity: int) -> DeviceCache:
         """A cache of `capacity` slots, with its graphs."""

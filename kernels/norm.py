@@ -29,6 +29,7 @@ from .operation import Instructions, Launch, Operation, common_contract, options
 if TYPE_CHECKING:
     import torch
 
+
 @triton.jit
 def row_scale(amax):
     """(scale, 1 / scale) of a row whose largest magnitude is amax: powers of two, so that dividing by it rounds nothing."""
