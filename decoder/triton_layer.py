@@ -209,7 +209,7 @@ class Decode(Phase):
         schedule = cast(AttentionSchedule, self.schedules["attention"])
         yield "attention", lambda: attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
                                              out=cache.partials, schedule=schedule, numerics=self.numerics)
-        yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk, amax=self.amax,
+        yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk, chunks=chunks, amax=self.amax,
                                      schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
         yield from self.narrow(cache.partials.o, rows, self.amax)
 

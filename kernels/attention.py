@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import torch
 
 ROWS = 16  # rows that the layout of the partials has room for: the row tile of the recipes
+FOLD = 32  # chunks that make a group where there are more of them: see kernels/merge.py
 
 
 @triton.jit
@@ -179,12 +180,13 @@ def max_rows(shape: AttentionShape, schedule: AttentionSchedule) -> int:
 @dataclass(frozen=True)
 class Partials:
     """What `attention` leaves for `merge`. acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32;
-    o [>= rows, num_heads, head_dim] bf16, where rows of one chunk are finished."""
+    o [>= rows, num_heads, head_dim] bf16, where rows of one chunk are finished. groups: room for one of each FOLD partials."""
 
     acc: "torch.Tensor"
     m: "torch.Tensor"
     l: "torch.Tensor"
     o: "torch.Tensor"
+    groups: "tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None" = None
 
 
 def new_partials(shape: AttentionShape, chunks: int, rows: int, device: "torch.device | str") -> Partials:
@@ -192,10 +194,16 @@ def new_partials(shape: AttentionShape, chunks: int, rows: int, device: "torch.d
     import torch
 
     heads = (chunks, ROWS, shape.num_heads)
-    return Partials(torch.empty((*heads, shape.head_dim), dtype=torch.float32, device=device),
-                    torch.empty(heads, dtype=torch.float32, device=device),
-                    torch.empty(heads, dtype=torch.float32, device=device),
-                    torch.empty((rows, shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=device))
+    acc = torch.empty((*heads, shape.head_dim), dtype=torch.float32, device=device)
+    return Partials(acc, acc.new_empty(heads), acc.new_empty(heads),
+                    torch.empty((rows, shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=device),
+                    new_groups(acc) if chunks > FOLD else None)
+
+
+def new_groups(acc: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    """Room for a partial of each FOLD of acc [chunks, ROWS, num_heads, head_dim]."""
+    groups = acc.new_empty((triton.cdiv(len(acc), FOLD), *acc.shape[1:]))
+    return groups, acc.new_empty(groups.shape[:3]), acc.new_empty(groups.shape[:3])
 
 
 def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor", *,

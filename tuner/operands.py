@@ -283,19 +283,25 @@ class MergeCase:
                  occupancies: tuple[int, ...]) -> None:
         import torch
 
+        from ..kernels.attention import FOLD
         from ..kernels.attention import ROWS as ROOM
 
         self.shape, self.numerics, self.chunk, self.make = shape, numerics, chunk, make
-        chunks = max(*occupancies, CHECKED_LENGTH, 8 * chunk) // chunk + 2
+        chunks = max(*occupancies, CHECKED_LENGTH, FOLD * chunk) // chunk + 2
         self.acc = make.copied(make.fp32(chunks, ROOM, shape.num_heads, shape.head_dim, seed=1))
         self.m = make.fp32(chunks, ROOM, shape.num_heads, seed=2, low=-2, high=3) * 8
         self.l = make.fp32(chunks, ROOM, shape.num_heads, seed=3, low=-2, high=6).abs() + 0.5
+        self.occupancies = occupancies
         self.lengths = [torch.tensor([n], dtype=torch.int32, device=make.device) for n in occupancies]
+        edge = FOLD * chunk  # of a group of chunks
+        self.probed = [*around(chunk), edge - 5, edge - 1, edge]
 
     def rows(self, schedule: MergeSchedule) -> int:
         return ROWS
 
-    def launch(self, schedule: MergeSchedule, first: int, rows: int, where: "torch.Tensor", copy: int = 0) -> "torch.Tensor":
+    def launch(self, schedule: MergeSchedule, first: int, rows: int, length: int, where: "torch.Tensor",
+               copy: int = 0) -> "torch.Tensor":
+        """As the decoder launches it: over as many chunks as the keys fill."""
         import torch
 
         from ..kernels.attention import Partials
@@ -304,13 +310,14 @@ class MergeCase:
         if first:  # rows first.. in the places of rows 0..
             acc, m, l = (torch.roll(t, -first, 1) for t in (acc, m, l))
         o = torch.empty((rows, *acc.shape[2:]), dtype=torch.bfloat16, device=acc.device)
-        return merged(Partials(acc, m, l, o), where, rows, self.chunk, schedule, self.numerics)
+        chunks = (length + rows - 1) // self.chunk + 1
+        return merged(Partials(acc, m, l, o), where, rows, self.chunk, schedule, self.numerics, chunks)
 
     def output(self, schedule: MergeSchedule, first: int, rows: int) -> "torch.Tensor":
         import torch
 
         where = torch.tensor([CHECKED_LENGTH + first], dtype=torch.int32, device=self.make.device)
-        return self.launch(schedule, first, rows, where)
+        return self.launch(schedule, first, rows, CHECKED_LENGTH + first, where)
 
     def error(self, output: "torch.Tensor") -> float:
         from ..kernels.merge import merge_reference
@@ -319,7 +326,8 @@ class MergeCase:
                                                     chunk=self.chunk))
 
     def timed(self, schedule: MergeSchedule, copy: int) -> None:
-        self.launch(schedule, 0, CLASS_ROWS[-1], self.lengths[copy % len(self.lengths)], copy)
+        turn = copy % len(self.occupancies)
+        self.launch(schedule, 0, CLASS_ROWS[-1], self.occupancies[turn], self.lengths[turn], copy)
 
     def bits(self, schedule: MergeSchedule) -> Iterator["torch.Tensor"]:
         import torch
@@ -327,9 +335,9 @@ class MergeCase:
         while True:
             for first in range(0, ROWS + 1, CLASS_ROWS[-1]):
                 for rows in CLASS_ROWS:
-                    for length in around(self.chunk):
+                    for length in self.probed:
                         where = torch.tensor([length], dtype=torch.int32, device=self.make.device)
-                        yield self.launch(schedule, first, rows, where)
+                        yield self.launch(schedule, first, rows, length, where)
 
 
 def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OCCUPANCIES) -> float:
@@ -346,8 +354,9 @@ def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OC
 
 
 def merged(partials: "Partials", where: "torch.Tensor", rows: int, chunk: int, schedule: MergeSchedule,
-           numerics: Numerics) -> "torch.Tensor":
-    """The merge as a quantising decode step launches it, which wants the largest magnitudes beside the output."""
+           numerics: Numerics, chunks: int | None = None) -> "torch.Tensor":
+    """The merge as a quantising decode step launches it, which wants the largest magnitudes beside the output. chunks: see
+    kernels/merge.py."""
     import torch
 
     from ..kernels.attention import ROWS as ROOM
@@ -355,7 +364,7 @@ def merged(partials: "Partials", where: "torch.Tensor", rows: int, chunk: int, s
 
     heads, head_dim = partials.acc.shape[2:]
     amax = torch.empty((ROOM, parts(MergeShape(heads, head_dim), schedule)), dtype=torch.float32, device=partials.acc.device)
-    return merge(partials, where, rows=rows, chunk=chunk, schedule=schedule, numerics=numerics, amax=amax)
+    return merge(partials, where, rows=rows, chunk=chunk, schedule=schedule, numerics=numerics, amax=amax, chunks=chunks)
 
 
 def around(chunk: int) -> list[int]:

@@ -19,7 +19,7 @@ def kernel(x_ptr, out_ptr, flag_ptr, rows, SIZE: tl.constexpr, KIND: tl.constexp
     x = tl.load(x_ptr + row * SIZE + offs)
     y = 2.0 * x
     if KIND == 1:
-        tl.store(out_ptr + (row + (1 << 38)) * SIZE + offs, y)
+        tl.store(out_ptr + ((row.to(tl.int64) + 1) << 38) + offs, y)
     if KIND == 2:
         flag = tl.load(flag_ptr, volatile=True)
         while flag == 0:
