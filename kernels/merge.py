@@ -3,7 +3,7 @@
     acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32, from `attention`;
     length [1] int32; o [rows, num_heads, head_dim] bf16.
 
-Chunks are merged in index order, in groups of FOLD, and the groups in index order: an order fixed by a row's own keys. `splits` says
+Chunks are merged in index order, in groups of FOLD, and the groups in index order: fixed by a row's own keys. `splits` says
 how many partials are loaded at once and doesn't reach the bits. A row merges the chunks that hold a key it may see,
 (length + row) // chunk + 1 of them, so neither the other rows nor the buffer's capacity bear on it. A chunk that is empty for a
 row (m = -inf, l = 0) adds exactly nothing. A row whose keys are all in one chunk was finished by `attention` and is left alone.

@@ -215,9 +215,10 @@ def table(record: dict[str, Any]) -> str:
     lines += [f"| {r['kernel']} {r['N']} x {r['K']} | {r['time_us']:.1f} | {r['ceiling_share']:.2f} | "
               f"{r['over_scaled_mm']:.2f} | {r['over_scaled_mm_with_reader']:.2f} |" for r in record["linears"]]
     for count, kinds in record["profile"].items():
-        lines += ["", f"| rows: {count} | launches | us each | share of the pass | TB/s |", "|---|---|---|---|---|"]
+        lines += ["", f"| rows: {count} | launches | us each, alone | share of the pass | us each in the pass | TB/s |",
+                  "|---|---|---|---|---|---|"]
         lines += [f"| {r['kind']} | {r['launches']} | {r['time_us'] / r['launches']:.2f} | {100 * r['share']:.1f}% | "
-                  f"{r['bandwidth_tb_s']:.2f} |" for r in kinds]
+                  f"{r['adds_us'] / r['launches']:.2f} | {r['bandwidth_tb_s']:.2f} |" for r in kinds]
     return "\n".join(lines)
 
 

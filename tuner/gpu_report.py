@@ -143,7 +143,8 @@ def closing_lines(report: Mapping[str, Any]) -> list[str]:
     """What the tables don't say."""
     gate, calls = report["gate"], report["calls"]
     lines = [f"{kernel}: skipped: {why}" for kernel, why in report["skipped"].items()]
-    lines += [f"{kernel}: not accepted by the full model: {why}" for kernel, why in gate["rejected"].items()]
+    lines += [f"{kernel}: the winner was refused by the full model: {why}"
+              + ("; the incumbent stays" if kernel in gate["accepted"] else "") for kernel, why in gate["rejected"].items()]
     lines += [f"{kernel}: another class: {why}" for kernel, why in gate["would_differ"].items()]
     for mode, found in gate["agreement"]["full_model"].items():
         low, high = found["interval"]

@@ -123,13 +123,20 @@ def test_a_founding_class_whose_modes_disagree_is_refused(run: Callable[..., Out
     (FakeProbe(step_us, lambda s: [1, 2] if s["down"] == BEST else [1, 3]), "token 1 is 2, AR emits 3"),
     (FakeProbe(lambda s: 500.0 if s == BEST else 20.0), "doesn't exclude a slowdown"),
 ])
-def test_what_the_full_model_refuses_is_not_promoted(run: Callable[..., Outcome], probe: FakeProbe, said: str) -> None:
+def test_what_the_full_model_refuses_is_not_promoted_but_its_incumbent_is(run: Callable[..., Outcome], probe: FakeProbe,
+                                                                          said: str) -> None:
     """Tuning 23: the winner in isolation may lose in the full model."""
     outcome = run(probe=probe, promote=True)
+    assert winner(outcome) == BEST
     assert said in outcome.said.rejected["down"]
-    assert not outcome.promoted.rows
-    assert outcome.written is None
-    assert not on_gpu.complete(outcome)
+    [row] = outcome.promoted.rows
+    assert (row.schedule, row.timing.previous) == (DEFAULT, None)
+    assert row.evidence.checks["agreement"].passed == row.evidence.checks["agreement"].run > 0
+    assert not row.evidence.full_model, "nothing changed, so nothing was timed against anything"
+    assert on_gpu.complete(outcome)
+    again = run(probe=probe, promote=True)
+    assert said in again.said.rejected["down"]
+    assert not again.promoted.rows, "what is promoted already stays as it is"
 
 
 def test_a_tie_keeps_the_incumbent(run: Callable[..., Outcome]) -> None:
