@@ -65,7 +65,7 @@ def rms_norm_row(x, weight, eps, H: tl.constexpr):
     """(RMSNorm of one row of fp32 values, rounded to bf16 before the weight and after it, in fp32; its largest magnitude but for
     those roundings). One reduction gives both."""
     total, top = tl.reduce((x * x, tl.abs(x * weight)), 0, _sum_and_max)
-    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, H * 1.0) + eps))
+    scale = tl.rsqrt(total * (1.0 / H) + eps)
     return ((x * scale).to(tl.bfloat16).to(tl.float32) * weight).to(tl.bfloat16).to(tl.float32), top * scale
 
 

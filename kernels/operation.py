@@ -130,3 +130,10 @@ def require_contract(operation: Operation, shape: Any, schedule: Any) -> None:
     if problem := operation.contract(shape, schedule):
         raise ContractError(problem, expected="a schedule that fits the shape",
                             action="see which ones do: tune-kernels --offline")
+
+
+def num_sms(tensor: Any) -> int:
+    """Streaming multiprocessors of the GPU that a tensor is on; 3 in the interpreter, so that loops over them are walked."""
+    import torch
+
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3

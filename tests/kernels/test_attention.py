@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes
-from tune_kernels.kernels.attention import FOLD, Partials, attention, attention_reference, max_rows
+from tune_kernels.kernels.attention import FOLD, Partials, attention, attention_reference, max_rows, new_partials
 from tune_kernels.kernels.merge import merge, merge_reference, parts
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
@@ -233,3 +233,26 @@ def test_unaligned_strides_are_refused(device: str) -> None:
     v = torch.zeros(96, heads.kv, heads.dim + 8, dtype=torch.bfloat16, device=device)[:, :, : heads.dim]
     with pytest.raises(ContractError, match="stride_v"):
         run(queries(heads, 2, device), k, v, 10, device)
+
+
+@pytest.mark.parametrize("length", [0, CHUNK - 2, 3 * CHUNK - 3, 3 * CHUNK])
+def test_chunks_walked_over_have_the_bytes_of_chunks_alone(length: int, device: str) -> None:
+    """A launch that covers more than FOLD chunks, against one that covers the keys."""
+    import torch
+
+    heads, schedule = HEADS[1], replace(BASE, BLOCK_N=CHUNK)
+    k, v = cache(heads, 4 * CHUNK + 16, device, poison_from=length + ROWS)
+    q = queries(heads, ROWS, device)
+    where = torch.tensor([length], dtype=torch.int32, device=device)
+    used = (length + ROWS - 1) // CHUNK + 1
+
+    def left(chunks: int) -> list["torch.Tensor"]:
+        shape = AttentionShape(q.shape[1], k.shape[1], heads.dim)
+        out = new_partials(shape, FOLD + 1, ROWS, torch.device(device))
+        for tensor in (out.acc, out.m, out.l, out.o):
+            tensor.fill_(7.0)
+        attention(q, k, v, where, chunks=chunks, schedule=schedule, numerics=NUMERICS, out=out)
+        return [out.acc, out.m, out.l, out.o]
+
+    for name, alone, walked in zip(("acc", "m", "l", "o"), left(used), left(FOLD + 1)):
+        assert_same_bytes(walked, alone, name)
