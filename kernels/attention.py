@@ -45,6 +45,7 @@ from .operation import (
     require_aligned,
     require_contract,
     require_strides,
+    tensor_core,
 )
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 
 ROWS = 16  # rows that the layout of the partials has room for: the row tile of the recipes
 FOLD = 32  # chunks that make a group where there are more of them: see kernels/merge.py
-WALK_STAGES = 3  # chunks whose keys and values are on their way while one is computed, where programs walk
-WALKERS = 2  # programs an SM, where they walk: what its shared memory has room for
+WALK_STAGES = 2  # chunks whose keys and values are in shared memory at once, where programs walk
+WALKERS = 4  # programs an SM, where they walk: twice what its shared memory has room for, so that none is idle at the end
 
 
 @triton.jit
@@ -192,7 +193,7 @@ def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numeric
 
 
 def attention_instructions(shape: KernelShape, arch: str) -> Instructions:
-    return Instructions(required=("HGMMA",) if arch == "sm_90" else ("UTCHMMA",), forbidden=("HMMA",))
+    return tensor_core("bf16", arch)
 
 
 def attention_shared_bytes(shape: AttentionShape, schedule: AttentionSchedule) -> int:

@@ -56,6 +56,15 @@ class Instructions:
     forbidden_ptx: tuple[str, ...] = ()
 
 
+def tensor_core(dtype: str, arch: str) -> Instructions:
+    """What a matrix product of this type must reach: FP8 the FP8 instruction, and a conversion to f16 on the way is the silent
+    fallback."""
+    if dtype == "e4m3":
+        return Instructions(required=("QGMMA",) if arch == "sm_90" else ("UTCQMMA",),
+                            forbidden=("HMMA", "HGMMA", "UTCHMMA"), forbidden_ptx=("cvt.rn.f16x2.e4m3x2",))
+    return Instructions(required=("HGMMA",) if arch == "sm_90" else ("UTCHMMA",), forbidden=("HMMA",))
+
+
 def options(schedule: Any, numerics: Numerics) -> dict[str, Any]:
     """Compiler options of a schedule under a recipe's numerics."""
     chosen: dict[str, Any] = {"num_warps": schedule.num_warps, "enable_fp_fusion": numerics.enable_fp_fusion}

@@ -34,10 +34,13 @@ class LinearShape:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """bf16 language-model head, w [N, K]: N is the vocabulary, K the hidden size."""
+    """Language-model head, w [N, K]: N is the vocabulary, K the hidden size. dtype and terms as in LinearShape: a model's head is
+    bf16, a drafter's is one of its linears."""
 
     N: int
     K: int
+    dtype: str = "bf16"
+    terms: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ class ModelShape:
             "down": linear(self.hidden_size, self.intermediate_size),
             "attention": AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim),
             "merge": MergeShape(self.num_heads, self.head_dim),
-            "lm_head": HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size),
+            "lm_head": HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size,
+                                 *((dtype, terms) if drafter else ())),
         }
         shapes["lm_head_logits"] = shapes["lm_head"]
         if drafter:
