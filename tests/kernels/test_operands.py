@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cases(kernel: str, device: str) -> tuple[Any, Any, Any]:
     shape, schedule = CASES[kernel]
-    made = [make_case(kernel, shape, RECIPE.numerics, Operands(device, wide), MERGE, RECIPE.kv_chunk, (100, 300))
+    made = [make_case(kernel, shape, RECIPE, Operands(device, wide), MERGE, (100, 300))
             for wide in (False, True)]
     return made[0], made[1], schedule
 
@@ -99,15 +99,28 @@ def test_each_kind_of_wrong_is_named(device: str, stage: str, spoil: Any, said: 
     """Tuning 2 and 3. A spoilt column of small numbers passes the tolerance and no comparison of bytes."""
     case, wide, schedule = cases("qkv", device)
     if stage != "reference":
-        case.limit = 1e9
+        case.limit = lambda schedule: 1e9
     checked = measure.run_checks(Wrong(case, spoil), wide, schedule)
     assert checked.failure
     assert (checked.failure.stage, said in checked.failure.detail) == (stage, True), checked.failure
 
 
+def test_the_recipes_limits_judge(device: str) -> None:
+    """What would pass as a rounding to bf16 is too much for fp32 partials: accumulation alone is in them."""
+    case, wide, schedule = cases("down", device)
+    whole = replace(schedule, split_k=1)
+    limits = RECIPE.max_rms_error
+    assert (case.limit(schedule), case.limit(whole)) == (limits.partials, limits.output)
+    assert cases("gate_up", device)[0].limit(LINEAR) == limits.swiglu
+    spoil = Wrong(case, lambda y, first, rows, count: y * (1 + 1.5 * limits.partials))
+    checked = measure.run_checks(spoil, wide, schedule)
+    assert checked.failure and f"at most {limits.partials:.0e} in this recipe" in checked.failure.detail
+    assert measure.run_checks(spoil, wide, whole).failure is None
+
+
 def test_classes_differ_where_the_order_of_a_sum_does(device: str) -> None:
     shape = LinearShape(64, 512)
-    wide = make_case("down", shape, RECIPE.numerics, Operands(device, wide=True), MERGE, RECIPE.kv_chunk)
+    wide = make_case("down", shape, RECIPE, Operands(device, wide=True), MERGE)
     by_split = {measure.numerics_class(wide, replace(LINEAR, split_k=n)) for n in (1, 2, 4)}
     assert len(by_split) == 3
 
@@ -115,7 +128,7 @@ def test_classes_differ_where_the_order_of_a_sum_does(device: str) -> None:
 @pytest.mark.parametrize("kernel", CASES)
 def test_a_timed_launch_takes_any_copy(kernel: str, device: str) -> None:
     shape, schedule = CASES[kernel]
-    case = make_case(kernel, shape, RECIPE.numerics, Operands(device, copies=2), MERGE, RECIPE.kv_chunk, (100, 300))
+    case = make_case(kernel, shape, RECIPE, Operands(device, copies=2), MERGE, (100, 300))
     for copy in (0, 1):
         case.timed(schedule, copy)
 
