@@ -26,7 +26,7 @@ import torch
 import triton
 from tune_kernels.kernels.linear import linear_contract
 from tune_kernels.kernels.registry import default_schedule
-from tune_kernels.schedules.recipe import Recipe, load_recipe
+from tune_kernels.schedules.recipe import Numerics, Recipe, load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule, schedule_to_dict
 from tune_kernels.shapes.model import LinearShape, load_model_shape
 from tune_kernels.shapes.target import Target
@@ -77,6 +77,8 @@ def settings(shape: LinearShape, schedule: LinearSchedule, recipe: Recipe) -> It
 
 class Settings(LinearCase):
     """A linear whose schedules come with their own distance."""
+
+    numerics: Numerics
 
     def launch(self, schedule: Any, first: int, rows: int, copy: int = 0) -> torch.Tensor:
         self.numerics = replace(self.numerics, promote_every=schedule.every)
