@@ -57,9 +57,11 @@ def test_what_is_said_of_a_knob_is_what_pairs_show(classes: dict[Schedule, str])
 def test_every_variant_of_a_bundle_is_classified(classified: Callable[..., dict[str, Any]]) -> None:
     report = classified()
     [down] = report["kernels"]
-    assert (report["passed"], report["model"], report["recipe"], report["target"]) == (True, "qwen2.5-7b", "fp8-v1", "nvidia-h200")
+    assert report["passed"]
+    assert (report["model"], report["recipe"], report["target"]) == ("qwen2.5-7b", "fp8-v1", "nvidia-h200")
     assert (down["variants"], len(down["classes"])) == (len(candidates()), 2)
-    assert (down["origin"], down["schedule"], down["class"]) == ("recipe default", schedule_to_dict(DEFAULT), split_class(DEFAULT))
+    assert (down["origin"], down["schedule"]) == ("recipe default", schedule_to_dict(DEFAULT))
+    assert down["class"] == split_class(DEFAULT)
     said = {knob: found["changes_bits"] for knob, found in down["knobs"].items()}
     assert (said["split_k"], said["BLOCK_K"], said["preload"]) == (YES, NO, NOT_VARIED)
     first, second = down["knobs"]["split_k"]["pair"]
@@ -86,7 +88,7 @@ def test_a_recipes_schedule_that_is_not_in_the_bundle_is_told(tmp_path: Path) ->
     report = make_report(classify(request, H200, FakeMeasurer(lambda s: 1.0), lambda line: None), [])
     assert not report["passed"]
     assert "is not among" in report["skipped"]["down"]
-    with pytest.raises(SpaceError, match="bundle is of qwen2.5-7b"):
+    with pytest.raises(SpaceError, match=r"bundle is of qwen2\.5-7b"):
         classify(replace(request, model="qwen2.5-0.5b"), H200, FakeMeasurer(lambda s: 1.0), lambda line: None)
 
 
