@@ -6,7 +6,7 @@ pairs of schedules that differ in that knob alone; where the bundle has none, no
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Classified:
     seconds: float | None = None
 
 
-def classify(request: Request, machine: Machine, measurer: Measurer, watch: Any) -> Classified:
+def classify(request: Request, machine: Machine, measurer: Measurer, watch: Callable[[str], None]) -> Classified:
     """The class of every accepted variant of a bundle on this GPU. A variant that dies costs itself alone.
 
     Raises:
@@ -97,8 +97,8 @@ def classify(request: Request, machine: Machine, measurer: Measurer, watch: Any)
     """
     began = time.monotonic()
     report = read_report(request.bundle)
-    model = load_model_shape(request.model or report["model"]).name
-    recipe, target = load_recipe(request.recipe or report["recipe"]), gpu_state.sku_of(machine)
+    model = load_model_shape(request.model).name if request.model else report["model"]
+    recipe, target = load_recipe(request.recipe or report.get("recipe", "fp8-v1")), gpu_state.sku_of(machine)
     found = survivors.find_survivors(request.bundle, model, request.kernels, target, recipe, request.out)
     if found.differs:
         watch(f"{found.differs}: compiled here")

@@ -1,7 +1,9 @@
 """The checks before a timing, on real kernels: what is right passes, and each kind of wrong is named. Here and not in
 tests/tuner because they launch kernels."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule
 from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, MergeShape
 from tune_kernels.tuner import measure, operands
+from tune_kernels.tuner.measure import CheckTask, Problem
 from tune_kernels.tuner.operands import Operands, make_case
 
 pytestmark = pytest.mark.interpreter
@@ -123,6 +126,31 @@ def test_classes_differ_where_the_order_of_a_sum_does(device: str) -> None:
     wide = make_case("down", shape, RECIPE, Operands(device, wide=True), MERGE)
     by_split = {measure.numerics_class(wide, replace(LINEAR, split_k=n)) for n in (1, 2, 4)}
     assert len(by_split) == 3
+
+
+@pytest.fixture
+def from_bundle(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The worker's tasks find every artefact, and make their operands here."""
+    monkeypatch.setattr(measure, "require_artefact", lambda problem, schedule: None)
+    monkeypatch.setattr(measure, "install", lambda folder: None)
+    monkeypatch.setattr(measure, "_case", lambda problem, operands: make_case(
+        problem.kernel, problem.shape, RECIPE, replace(operands, device=device), MERGE, problem.occupancies))
+    measure.wide_case.cache_clear()
+    yield
+    measure.wide_case.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", ["down", "merge"])
+def test_a_class_is_the_same_without_the_checks(kernel: str, device: str, from_bundle: None, tmp_path: Path) -> None:
+    """What `verify --classes` asks the worker, against what `--on-gpu` does; schedules that can't be launched are named."""
+    case, wide, schedule = cases(kernel, device)
+    problem = Problem(kernel, CASES[kernel][0], "nvidia-h200", "fp8-v1", "bundle", (100, 300))
+    found = measure.classify(CheckTask(problem, "one", schedule, str(tmp_path / "words"))).value
+    assert found.failure is None and not found.checks
+    assert found.numerics_class == measure.run_checks(case, wide, schedule).numerics_class
+    illegal = replace(schedule, num_warps=3)
+    wrong = measure.classify(CheckTask(problem, "two", illegal, str(tmp_path / "words"))).value
+    assert wrong.failure and wrong.failure.stage == "launch" and "num_warps" in wrong.failure.detail
 
 
 @pytest.mark.parametrize("kernel", CASES)

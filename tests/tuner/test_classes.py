@@ -144,6 +144,7 @@ def test_a_promoted_class_that_is_not_met_fails(promoted: Path, tmp_path: Path) 
     (["verify", "--replay", "x"], "--replay means nothing without --classes"),
     (["verify", "--classes", "--kind", "quality"], "--kind means nothing with --classes"),
     (["verify", "--classes", "--context", "9"], "--context means nothing with --classes"),
+    (["verify", "--classes", "--promote"], "--promote means nothing with --classes"),
     (["verify", "--classes", "--replay", "x", "--bundle", "y"], "--bundle means nothing with --replay"),
     (["verify", "--classes", "--replay", "x", "--recipe", "bf16"], "--recipe means nothing with --replay"),
 ])
