@@ -56,12 +56,14 @@ class Agreement:
     def __init__(self, decoder: Decoder, prompt: Sequence[int]) -> None:
         self.decoder, self.prompt = decoder, list(prompt)
         self.own = decoder.drafter
+        self.prompts: set[tuple[int, ...]] = set()
         self.tokens_compared = 0
         self.emitted: list[int] = []
         self.ar = self.generate(self.prompt, "ar", None, max_new_tokens=4 * LONGEST_DRAFT)
 
     def generate(self, prompt: Sequence[int], mode: str, drafter: Drafter | None, **options: Any) -> Result:
         """One request with a drafter in the place of the decoder's own; ends are ignored unless asked for."""
+        self.prompts.add(tuple(prompt))
         self.decoder.drafter = drafter
         try:
             return self.decoder.generate(list(prompt), mode, **{"ignore_eos": True, **options})

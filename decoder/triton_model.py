@@ -47,7 +47,8 @@ class TritonModel:
         self.shape, self.device, self.recipe, self.selection = shape, device, recipe, selection
         self.precision = low_precision(recipe)
         self.fixed = fixed_schedules(selection.pdl)
-        self.notes = BackendNotes("triton", device_name(device), tuple(selection.rows), warnings=tuple(selection.warnings))
+        self.notes = BackendNotes("triton", device_name(device), tuple(selection.rows), warnings=tuple(selection.warnings),
+                                  promoted=selection.promoted)
         self.embedding = tensors.pop(EMBEDDING).to(device, torch.bfloat16)
         self.head = self.embedding if shape.tie_embeddings else tensors.pop(HEAD).to(device, torch.bfloat16)
         self.final_norm = tensors.pop(FINAL_NORM).to(device, torch.bfloat16)

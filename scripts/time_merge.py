@@ -11,7 +11,7 @@ The old kernel lives here alone, for this comparison; it is compiled here. Print
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from tune_kernels.kernels.registry import default_schedule
-from tune_kernels.schedules.recipe import Numerics, load_recipe
+from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.shapes.model import MergeShape, load_model_shape
 from tune_kernels.tuner import gpu_state
 from tune_kernels.tuner.measure import Bench, Problem, TimeTask, rounds_of
@@ -60,10 +60,10 @@ def old_merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS:
 class Merges(MergeCase):
     """The old forms over their chunks, and the kernel of now over the recipe's."""
 
-    def __init__(self, shape: MergeShape, numerics: Numerics, make: Operands, chunk: int, tokens: int) -> None:
+    def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands, tokens: int) -> None:
         assert tokens + CLASS_ROWS[-1] <= OLD_CHUNK * Old.SPLITS
-        super().__init__(shape, numerics, make, OLD_CHUNK, (tokens,))
-        self.now = MergeCase(shape, numerics, make, chunk, (tokens,))
+        super().__init__(shape, replace(recipe, kv_chunk=OLD_CHUNK), make, (tokens,))
+        self.now = MergeCase(shape, recipe, make, (tokens,))
 
     def timed(self, schedule: Any, copy: int) -> None:
         if not isinstance(schedule, Old):
@@ -89,7 +89,7 @@ def main() -> int:
                                   "recipe": default_schedule(recipe, "merge", target.arch)}
     rows = []
     for tokens in OCCUPANCIES:
-        case = Merges(shape, recipe.numerics, Operands("cuda", copies=COPIES), recipe.kv_chunk, tokens)
+        case = Merges(shape, recipe, Operands("cuda", copies=COPIES), tokens)
         problem = Problem("merge", shape, target.name, recipe.name, "", (tokens,))
         task = TimeTask(problem, tuple(candidates.items()), "confirm", ROUNDS, tokens, "")
         samples, states, _ = rounds_of(task, Bench(case, case, COPIES, LAUNCHES), lambda name: None)

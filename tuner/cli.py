@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..shapes.errors import UserError
+from .classes_command import with_classes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,7 @@ class _Commands(click.Group):
         if cmd_name not in self.names:
             return super().get_command(ctx, cmd_name)
         found: click.Command = getattr(importlib.import_module(DECODER_COMMANDS), cmd_name)
-        return found
+        return with_classes(found) if cmd_name == "verify" else found
 
 
 @click.group(cls=_Commands, invoke_without_command=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import triton
-from fake_gpu import B300, H200, RECIPE, SPLIT, FakeMeasurer, FakeProbe, candidates, write_bundle
+from fake_gpu import B300, H200, H200_RUN, RECIPE, SPLIT, FakeMeasurer, FakeProbe, candidates, write_bundle
 from tune_kernels.kernels import registry
 from tune_kernels.schedules import store
 from tune_kernels.schedules.errors import NotPromoted
@@ -345,9 +345,20 @@ def test_where_all_of_the_first_die_it_is_not_the_candidates(run: Callable[..., 
 
 def test_a_recording_made_on_an_h200_ranks_as_it_did_there() -> None:
     """A real one: winners, the class that would have changed a token, and the winner that the full model refused."""
-    outcome = on_gpu.replay(Path(__file__).parents[1] / "data" / "recordings" / "h200-qwen2.5-7b.json")
+    outcome = on_gpu.replay(H200_RUN)
     assert set(outcome.rankings) == set(registry.TUNABLE) - {"fc"}
     assert {row.kernel for row in outcome.promoted.rows} == {"attention", "down", "gate_up", "lm_head_logits", "merge"}
     assert "doesn't exclude a slowdown" in outcome.said.rejected["o"]
     assert "token 28 would be 86482 instead of 26681" in outcome.said.would_differ["o"]
     assert all(row.evidence.random_weights and not row.problems() for row in outcome.promoted.rows)
+
+
+def test_what_an_h200_measured_is_within_the_recipes_limits() -> None:
+    """Each candidate's error against fp64, and room below: a limit that the next machine would break is none."""
+    recorded = recording.load(H200_RUN)
+    limits = RECIPE.max_rms_error
+    for contest in recorded.contests.values():
+        for name, checked in contest.checked.items():
+            split = getattr(contest.entrants[name].schedule, "split_k", 1) > 1
+            most = limits.partials if split else limits.swiglu if getattr(contest.shape, "swiglu", False) else limits.output
+            assert checked.error is not None and checked.error <= 0.85 * most, (contest.kernel, name)
