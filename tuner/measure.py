@@ -306,8 +306,7 @@ def install(folder: str) -> None:
     if not torch.cuda.is_available():
         raise GpuError("torch finds no GPU", expected="an NVIDIA GPU and a CUDA build of torch")
 
-    names = (*registry.TUNABLE, *registry.FIXED)
-    for kernel in {id(k): k for k in (registry.operation(name).kernel for name in names)}.values():
+    for kernel in registry.jitted():
         bundle.install(kernel, Path(folder), compile_missing=True)
 
 
