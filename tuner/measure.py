@@ -298,7 +298,7 @@ def bench_of(problem: Problem) -> Bench:
 @cache
 def install(folder: str) -> None:
     """Kernels launch from the bundle from now on. What isn't in it is compiled, and counted: no candidate gets so far, but a
-    kernel of the full model may. Raises GpuError where torch finds no GPU."""
+    kernel of the full model may, where the bundle was made of some kernels only. Raises GpuError where torch finds no GPU."""
     import torch
 
     from ..kernels import bundle, registry
