@@ -125,7 +125,8 @@ def _payload(variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                    for r in v["reasons"]]
         rest = describe_schedule({k: value for k, value in schedule if k not in KNOB_COLUMNS})
         if v["kernel"] in several:
-            rest = ", ".join([*([rest] if rest else []), *(f"{k} {value}" for k, value in pairs(v["shape"]) if value is not False)])
+            sizes = [f"{name} {value}" for name, value in pairs(v["shape"]) if value is not False]
+            rest = ", ".join([rest, *sizes] if rest else sizes)
         rows.append([*(v.get(name) for name in PLAIN_FIELDS), v.get("instructions"), share(pairs(v["shape"])),
                      share(schedule), share(rest), reasons, [share(w) for w in v["warnings"]],
                      [share(line) for line in v.get("lines") or ()]])

@@ -22,7 +22,8 @@ from tune_kernels.tuner.report import FACT_FIELDS, VARIANT_FIELDS, read_report
 
 pytestmark = pytest.mark.compiles
 
-# Small, beside the kernels that aren't tuned: twenty variants that are accepted, fall back, spill, need too much shared memory or can't be.
+# Small: twenty variants that are accepted, fall back, spill, need too much shared memory or can't be; and the kernels that serve
+# them.
 SPACE = """
 name = "small"
 [[grid]]
