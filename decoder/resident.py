@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from ..kernels.accept import ENDS, HEADER, RECORD, accept, draft_token
+from ..kernels.fixed import FIXED
 from .device_cache import DeviceCache
 from .drafter import Drafter
 from .eagle3 import Eagle3Drafter
@@ -146,7 +147,7 @@ class Rounds:
     def propose(self, token: torch.Tensor, step: int) -> None:
         """A drafted token becomes a row to verify."""
         model, script = self.model, self.script
-        draft_token(token, model.inputs.row_tokens, model.inputs.state, step=step, schedule=model.fixed.one,
+        draft_token(token, model.inputs.row_tokens, model.inputs.state, step=step, schedule=FIXED["draft_token"].schedule,
                     numerics=model.recipe.numerics, reference=script.reference if script else None,
                     accepted=script.accepted if script else None)
 
@@ -159,7 +160,7 @@ class Rounds:
         model.launch(self.cache, rows, self.cache.chunks_for(tokens), proposal.layers)
         winners = model.launch_head(model.decode.space.final[:rows])
         accept(winners, inputs.row_tokens, inputs.pair, inputs.state, inputs.starts, inputs.ends, self.records,
-               draft_length=draft_length, schedule=model.fixed.one, numerics=model.recipe.numerics)
+               draft_length=draft_length, schedule=FIXED["accept"].schedule, numerics=model.recipe.numerics)
 
     @torch.inference_mode()
     def run(self, proposal: Proposal, draft_length: int, tokens: int, slot: int, batch: int) -> torch.cuda.Event | None:

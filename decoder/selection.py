@@ -46,11 +46,6 @@ class Selection:
     warnings: tuple[str, ...] = ()
     promoted: tuple[Found, ...] = ()
 
-    @property
-    def pdl(self) -> bool:
-        """Whether launches overlap: then the kernels that aren't tuned take part, or they would hold up the others."""
-        return any(getattr(schedule, "pdl", False) for schedule in self.schedules.values())
-
 
 def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, options: Options) -> Selection:
     """A schedule for every tunable kernel of a model.

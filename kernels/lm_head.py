@@ -20,8 +20,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule, HeadSchedule
-from ..shapes.model import HeadShape, KernelShape
+from ..shapes.model import HeadShape, KernelShape, ReduceShape
 from .linear import linear_reference, load_rows
+from .norm import no_instructions
 from .operation import (
     Instructions,
     Launch,
@@ -40,6 +41,7 @@ from .operation import (
 if TYPE_CHECKING:
     import torch
 
+REDUCE_SCHEDULE = FixedSchedule(num_warps=8, pdl=True)
 REDUCE_TILE = 256  # blocks that head_reduce_kernel compares at once; any size gives the same token
 
 
@@ -160,10 +162,10 @@ def head_logits_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numer
     return _head_launch(shape, schedule, numerics, logits=True)
 
 
-def head_reduce_launch(shape: HeadShape, schedule: FixedSchedule, numerics: Numerics, mapped: bool = False) -> Launch:
+def head_reduce_launch(shape: ReduceShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """One artefact for every vocabulary and block size."""
     types = {"best_ptr": "*fp32", "id_ptr": "*i32", "token_ptr": "*i32", "map_ptr": "*i32", "blocks": "i32"}
-    constants = {"TILE": REDUCE_TILE, "PDL": schedule.pdl, **({} if mapped else {"map_ptr": None})}
+    constants = {"TILE": REDUCE_TILE, "PDL": schedule.pdl, **({} if shape.mapped else {"map_ptr": None})}
     return Launch(head_reduce_kernel, types, constants, options(schedule, numerics))
 
 
@@ -182,7 +184,7 @@ def head_shared_bytes(shape: HeadShape, schedule: HeadSchedule) -> int:
 ARGMAX = Operation(head_kernel, HeadSchedule, head_contract, head_argmax_launch, head_instructions, head_shared_bytes)
 LOGITS = Operation(head_kernel, HeadSchedule, head_contract, head_logits_launch, head_instructions, head_shared_bytes)
 REDUCE = Operation(head_reduce_kernel, FixedSchedule, lambda shape, schedule: common_contract(schedule), head_reduce_launch,
-                   lambda shape, arch: Instructions())
+                   no_instructions)
 
 
 @dataclass(frozen=True)
@@ -245,14 +247,14 @@ def new_scratch(N: int, schedule: HeadSchedule, device: "torch.device") -> HeadS
 
 def lm_head(x: "torch.Tensor | HeadInput", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics,
             w_scale: "torch.Tensor | None" = None, limit: int | None = None, ids: "torch.Tensor | None" = None,
-            scratch: HeadScratch | None = None, reduce: FixedSchedule | None = None) -> "torch.Tensor":
+            scratch: HeadScratch | None = None) -> "torch.Tensor":
     """argmax over the vocabulary of x @ w.T, without writing logits: [rows] int32, the lowest id on a tie.
 
     Args:
         x: [rows, K] bf16, or a HeadInput; 1 <= rows <= schedule.row_tile.
         w: [N, K] of x's type. w_scale: [N] fp32, for e4m3.
         limit: ids from it on never win. ids: [N] int32, what each row of w stands for; the row's number where not given.
-        scratch: where to write, instead of new tensors. reduce: schedule of the second kernel.
+        scratch: where to write, instead of new tensors.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
@@ -263,7 +265,7 @@ def lm_head(x: "torch.Tensor | HeadInput", w: "torch.Tensor", *, schedule: HeadS
     blocks = triton.cdiv(shape.N, schedule.BLOCK_N)
     head_argmax_launch(shape, schedule, numerics)(
         (blocks,), **arguments, best_ptr=out.best, id_ptr=out.ids, limit=shape.N if limit is None else limit, stride_lm=16)
-    head_reduce_launch(shape, reduce or FixedSchedule(num_warps=4), numerics, mapped=ids is not None)(
+    head_reduce_launch(ReduceShape(ids is not None), REDUCE_SCHEDULE, numerics)(
         (given.rows,), best_ptr=out.best, id_ptr=out.ids, token_ptr=out.tokens, blocks=blocks,
         **({} if ids is None else {"map_ptr": ids}))
     return out.tokens[:given.rows]

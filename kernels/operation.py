@@ -92,10 +92,10 @@ class Operation:
     shared_bytes: Callable[[Any, Any], int] = field(default=lambda shape, schedule: 0)
 
 
-def common_contract(schedule: Any) -> str | None:
+def common_contract(schedule: Any, most_warps: int = 16) -> str | None:
     """The rules that hold for every kernel."""
-    if schedule.num_warps & (schedule.num_warps - 1) or schedule.num_warps > 16:
-        return f"num_warps {schedule.num_warps} is not 1, 2, 4, 8 or 16"
+    if schedule.num_warps & (schedule.num_warps - 1) or schedule.num_warps > most_warps:
+        return f"num_warps {schedule.num_warps} is not a power of two up to {most_warps}"
     maxnreg = getattr(schedule, "maxnreg", None)
     if maxnreg is not None:
         if not 24 <= maxnreg <= 255 or maxnreg % 8:

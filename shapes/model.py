@@ -90,13 +90,53 @@ class RopeShape:
 
 
 @dataclass(frozen=True)
+class DraftNormShape:
+    """Entry of an EAGLE-3 layer: two rows of H values normed side by side. quantised: as in NormShape; normed_residual: the
+    residual is the normed feature."""
+
+    H: int
+    quantised: bool
+    normed_residual: bool
+
+
+@dataclass(frozen=True)
 class RowShape:
     """An elementwise kernel over rows of N values."""
 
     N: int
 
 
-KernelShape = LinearShape | HeadShape | AttentionShape | MergeShape | NormShape | RopeShape | RowShape
+@dataclass(frozen=True)
+class QuantiseShape:
+    """Rows of N values as two e4m3 terms. parts: of a row, whose largest magnitudes are known; 0 for none."""
+
+    N: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class ReduceShape:
+    """Winners of the head's blocks, of any vocabulary. mapped: an id stands for another one."""
+
+    mapped: bool
+
+
+@dataclass(frozen=True)
+class AcceptShape:
+    """The verdict of a round of up to `rows` verified rows."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class DraftTokenShape:
+    """A drafted token becomes a row to verify. scripted: a script may stand for the drafter."""
+
+    scripted: bool
+
+
+KernelShape = (LinearShape | HeadShape | AttentionShape | MergeShape | NormShape | RopeShape | DraftNormShape | RowShape
+               | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape)
 
 
 @dataclass(frozen=True)

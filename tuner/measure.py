@@ -319,7 +319,7 @@ def _case(problem: Problem, operands: Operands) -> Case:
 @cache
 def install(folder: str) -> None:
     """Kernels launch from the bundle from now on. What isn't in it is compiled, and counted: no candidate gets so far, but a
-    kernel of the full model may. Raises GpuError where torch finds no GPU."""
+    kernel of the full model may, where the bundle was made of some kernels only. Raises GpuError where torch finds no GPU."""
     import torch
 
     from ..kernels import bundle, registry
@@ -327,8 +327,7 @@ def install(folder: str) -> None:
     if not torch.cuda.is_available():
         raise GpuError("torch finds no GPU", expected="an NVIDIA GPU and a CUDA build of torch")
 
-    names = (*registry.TUNABLE, *registry.FIXED)
-    for kernel in {id(k): k for k in (registry.operation(name).kernel for name in names)}.values():
+    for kernel in registry.jitted():
         bundle.install(kernel, Path(folder), compile_missing=True)
 
 

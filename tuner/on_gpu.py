@@ -94,7 +94,8 @@ def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Cal
     if target.arch not in recipe.defaults:
         raise GpuError(f"recipe {recipe.name} has no defaults for {target.arch}", expected=f"one of {', '.join(recipe.defaults)}")
     folders = store.search_path(request.schedules)
-    found = survivors.find_survivors(request.bundle, shape.name, request.kernels, target, recipe, request.out)
+    found = survivors.find_survivors(request.bundle, shape.name, request.kernels, target, recipe, request.out,
+                                     request.schedules)
     if found.differs:
         watch(f"{found.differs}: compiled here")
     made, skipped = survivors.contests(found, request.kernels, target, recipe, folders)

@@ -284,7 +284,7 @@ def test_another_toolchain_is_named_and_compiled_here(tmp_path: Path, monkeypatc
     table["toolchain"]["triton"] = "3.5.0"
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "report.json").write_text(json.dumps(table))
-    monkeypatch.setattr(survivors, "_compiled_here", lambda *_: json.loads((good / "report.json").read_text()))
+    monkeypatch.setattr(survivors, "sweep", lambda request: json.loads((good / "report.json").read_text()))
     lines: list[str] = []
     request = Request(bundle=tmp_path / "old", schedules=tmp_path / "schedules", out=tmp_path / "out")
     on_gpu.tune(request, H200, FakeMeasurer(time_us), lambda _: FakeProbe(time_us), lines.append)
