@@ -34,8 +34,9 @@ from tune_kernels.tuner.space import with_fixed, with_those_in_place
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
 CPU = torch.device("cpu")
-CAPACITY = 300  # slots: several chunks of keys
-QWEN = ModelShape("qwen", "qwen2", 128, 192, 7, 4, 2, 64, 96, 1e4, 1e-6, True, False, 512, "tests")
+CAPACITY = 2300  # slots: more chunks of keys than one walk of the merge takes
+MANY = 2200  # tokens that fill them
+QWEN = ModelShape("qwen", "qwen2", 128, 192, 7, 4, 2, 64, 96, 1e4, 1e-6, True, False, 4096, "tests")
 LLAMA = replace(QWEN, name="llama", architecture="llama", qkv_bias=False, tie_embeddings=True)
 EAGLE = replace(QWEN, name="eagle", architecture="eagle3", num_layers=1, qkv_bias=False, target_hidden_size=128,
                 draft_vocab_size=48)
@@ -98,12 +99,14 @@ def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) ->
     rounds = Rounds(model, cache)
     features = torch.zeros(3, 3 * model.shape.hidden_size, dtype=torch.bfloat16)
     proposals: list[Proposal] = [Eagle3Proposal(eagle, features), SmallModelProposal(small)]
-    rounds.launch(NoProposal(), 0, 100)
+    for tokens in (100, MANY):
+        rounds.launch(NoProposal(), 0, tokens)
     for proposal in proposals:
         for draft_length in (1, 2, 4, 14, 15):
             for script in (None, rounds.tables):
                 rounds.script = script
                 rounds.launch(proposal, draft_length, 100)
+        rounds.launch(proposal, 4, MANY)
 
 
 @pytest.mark.parametrize(("model", "recipe", "with_promoted"),
