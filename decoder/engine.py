@@ -165,16 +165,18 @@ class Decoder:
     def _loop(self, request: Request, session: Session, drafter: Drafter | None,
               features: torch.Tensor | None) -> Iterator[None]:
         """The request's rounds: on the device where it can run them, else driven from here."""
-        if request.mode == "ssd":
-            assert drafter is not None
-            return speculative_speculative(session, drafter, request.draft_length, request.branches)
         if self.model.notes.name == "triton" and request.chooser.greedy and request.logprobs is None:
             from .resident import resident_rounds
 
-            loop = resident_rounds(session, self.cache, drafter, features, request.draft_length, request.rules)
+            loop = resident_rounds(session, self.cache, drafter, features, request.draft_length,
+                                   request.branches if request.mode == "ssd" else 0, request.rules)
             if loop is not None:
                 return loop
-        return autoregressive(session) if drafter is None else speculative(session, drafter, request.draft_length)
+        if drafter is None:
+            return autoregressive(session)
+        if request.mode == "ssd":
+            return speculative_speculative(session, drafter, request.draft_length, request.branches)
+        return speculative(session, drafter, request.draft_length)
 
     def _output(self, request: Request) -> Output:
         return Output(request.rules, self.tokenizer)

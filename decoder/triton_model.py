@@ -19,10 +19,10 @@ from ..schedules.recipe import Recipe
 from ..schedules.schedule import HeadSchedule
 from ..shapes.model import ModelShape
 from .backend import BackendNotes, Hidden
+from .branches import DeviceBranches
 from .device_cache import SLACK, DeviceCache, standing_in
-from .device_inputs import DeviceInputs
+from .device_inputs import DeviceInputs, Verified
 from .errors import LoadError, NumericsError, RequestError
-from .graphs import Graphs
 from .kv_cache import Branches, Rows
 from .loader import Checkpoint
 from .precision import Precision, precision_of
@@ -59,6 +59,7 @@ class TritonModel:
                                                           device), self.rope, self.fixed, selection.schedules)
         self.inputs = DeviceInputs(device)
         self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
+        self.verified = Verified(self.inputs, self.scratch.tokens, self.decode.space.features)
         self.graphs_enabled = options.graphs
         self.lock = threading.RLock()
         self.prefill_rows = min(PREFILL_ROWS, 1 << (shape.max_position - 1).bit_length())
@@ -76,9 +77,7 @@ class TritonModel:
 
     def new_cache(self, capacity: int) -> DeviceCache:
         """A cache of `capacity` slots, with its graphs."""
-        cache = DeviceCache(self.shape, capacity, self.recipe.kv_chunk, ROWS, self.device)
-        cache.graphs = Graphs(self.graphs_enabled, self.device)
-        return cache
+        return DeviceCache(self.shape, capacity, self.recipe, self.device, self.graphs_enabled)
 
     def forward(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
         """See backend.Model.forward."""
@@ -116,6 +115,19 @@ class TritonModel:
             tokens = self.launch_head(self.decode.space.final[rows - 1:rows])
             propose(tokens, step)
             rows = 1
+
+    def launch_walk(self, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int) -> torch.Tensor:
+        """As a drafter, one pass over the pending token and the draft in inputs.row_tokens: logits after each of them,
+        [length + 1, vocab_size] fp32. The cache must hold every token but the pending one."""
+        rows = length + 1
+        launch_all(self.launches(self.decode, inputs.row_tokens, cache, inputs.length, rows, chunks, ()))
+        return self.logits(self.decode.space.final[:rows])
+
+    def launch_branches(self, branches: DeviceBranches, step: int, chunks: int) -> torch.Tensor:
+        """As a drafter, pass `step` of all branches: final rows [branches, H]."""
+        launch_all(self.launches(branches.decode, branches.tokens(step), branches.cache, branches.start(step), branches.count,
+                                 chunks, ()))
+        return self.decode.space.final[:branches.count]
 
     def launches(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, length: torch.Tensor, rows: int,
                  chunks: int, layers: tuple[int, ...]) -> Iterator[Launched]:
@@ -215,9 +227,10 @@ def turns_undone(y: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.flatten(-2) for part in y.unflatten(-1, (-1, 2, 8)).unbind(-2)], dim=-1)
 
 
-def nan_error() -> NumericsError:
+def nan_error(whose: str = "model") -> NumericsError:
     """What a token of -1 means."""
-    return NumericsError("the model's logits hold NaN", expected="finite logits", action="check the weights; try another recipe")
+    return NumericsError(f"the {whose}'s logits hold NaN", expected="finite logits",
+                         action="check the weights; try another recipe")
 
 
 def join(parts: list[Hidden]) -> Hidden:

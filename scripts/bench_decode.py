@@ -84,8 +84,8 @@ def replayed_rounds(decoder: Decoder) -> dict[str, float]:
     found = {}
     for key, graph in decoder.cache.graphs.graphs.items():
         if key[0] == "rounds":
-            batch = decoder.cache.rounds.batch(key[2])
-            found[f"K={key[2]}, {key[3]} chunks"] = median_us(graph.replay) / batch
+            _, _, draft_length, chunks, _, batch = key
+            found[f"K={draft_length}, {chunks} chunks"] = median_us(graph.replay) / batch
     return found
 
 

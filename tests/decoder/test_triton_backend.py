@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, assert_same_bytes
-from tune_kernels.decoder import Decoder, resident, triton_model
+from tune_kernels.decoder import Decoder, resident, rounds, triton_model
 from tune_kernels.decoder.device_cache import SLACK, DeviceCache, standing_in
 from tune_kernels.decoder.drafter import Drafter
 from tune_kernels.decoder.eagle3 import Eagle3Drafter
@@ -164,9 +164,9 @@ def test_prefill_gives_the_same_bytes_however_it_is_cut_or_filled_up(recipe: str
 
 def test_ar_in_resident_rounds(decoder: Decoder, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ids as driven, when records go around their ring as well."""
-    rounds = resident.AHEAD * resident.TOKENS_A_BATCH
-    assert rounds < TOKENS
-    monkeypatch.setattr(resident, "RING", rounds)
+    ring = resident.AHEAD * resident.TOKENS_A_BATCH
+    assert ring < TOKENS
+    monkeypatch.setattr(rounds, "RING", ring)
     cache: Any = decoder.cache
     cache.rounds = None
     result = decoder.generate(PROMPT, "ar", max_new_tokens=TOKENS)
@@ -386,19 +386,19 @@ def test_fp32_is_refused(load: Load) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(1, 1), (16, 1), (17, 2), (32, 2), (33, 4), (64, 4), (65, 7), (112, 7)])
-def test_chunks_for(tokens: int, chunks: int) -> None:
+def test_chunks_for(tokens: int, chunks: int, recipe_of: Callable[..., Recipe]) -> None:
     """Enough for the tokens, few different ones, never more than the cache has."""
-    cache = DeviceCache(SHAPE, CAPACITY, CHUNK, 16, torch.device("cpu"))
+    cache = DeviceCache(SHAPE, CAPACITY, recipe_of("bf16", CHUNK), torch.device("cpu"))
     assert cache.chunks == -(-(CAPACITY + SLACK) // CHUNK) == 7
     assert cache.chunks_for(tokens) == chunks
     assert cache.chunks_for(tokens) * CHUNK >= tokens
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_standing_in_gives_the_slots_back(fails: bool) -> None:
+def test_standing_in_gives_the_slots_back(fails: bool, recipe_of: Callable[..., Recipe]) -> None:
     """The branch's tokens stand in the cache for one pass; then its new token is its own and the cache is as it was, even
     where the pass fails."""
-    cache: Any = DeviceCache(SHAPE, CAPACITY, CHUNK, 16, torch.device("cpu"))
+    cache: Any = DeviceCache(SHAPE, CAPACITY, recipe_of("bf16", CHUNK), torch.device("cpu"))
     cache.buffer.normal_()
     before = cache.buffer.clone()
     rows = Branches(cache, [10, 7], 3)
