@@ -68,8 +68,8 @@ class Ahead:
 
     def __init__(self, rounds: Rounds, proposal: Preparing, branches: int) -> None:
         self.rounds, self.proposal, self.network = rounds, proposal, proposal.network
-        model, device = rounds.model, proposal.network.device
-        self.same_device = device == model.device
+        model, device = rounds.model, proposal.cache.buffer.device
+        self.same_device = device == rounds.cache.buffer.device
         self.beside = device.type == "cuda" and self.network is not model
         self.stream = torch.cuda.Stream(device) if self.beside else None
         self.ready = torch.cuda.Event() if self.beside else None  # the copy of what the last round left
@@ -121,7 +121,7 @@ class Ahead:
     def launch(self, draft_length: int, tokens: int, number: int, hit: bool) -> Flight:
         """Round `number` of a request. Its draft stands in the rows to verify after a hit, and is made now after a miss. tokens:
         of the sequence so far."""
-        rounds, device = self.rounds, self.network.device
+        rounds, device = self.rounds, self.branches.table.device
         most = tokens + 2 * draft_length + 1  # of any cache, entries of two rounds and a branch's own
         draft = None if hit else self._draft(draft_length, most)
         verify, prepare, slot = Span(rounds.model.device), Span(device), number % len(rounds.records)

@@ -37,7 +37,7 @@ def resident_rounds(session: Session, cache: Any, drafter: Drafter | None, featu
     if cache.rounds is None:
         cache.rounds = Rounds(model, cache)
     rounds: Rounds = cache.rounds
-    if isinstance(proposal, NoProposal) or (not branches and proposal.network.device == model.device):
+    if isinstance(proposal, NoProposal) or (not branches and proposal.cache.buffer.device == cache.buffer.device):
         return resident(session, rounds, drafter, proposal, draft_length if drafter else 0, ends)
     if not 0 < branches <= proposal.network.decode.row_tile:
         return None

@@ -23,6 +23,7 @@ from .branches import DeviceBranches
 from .device_cache import SLACK, DeviceCache, standing_in
 from .device_inputs import DeviceInputs, Verified
 from .eagle3 import Step
+from .graphs import on
 from .kv_cache import Branches, Rows
 from .packing import pack
 from .rope import rope_table
@@ -111,8 +112,9 @@ class TritonEagle3Model:
     @torch.inference_mode()
     def reduce(self, features: torch.Tensor) -> torch.Tensor:
         """fc: the target's features [rows, 3 H_target] as the drafter's [rows, H]."""
-        parts = [self.launch_reduce(part.to(self.device, torch.bfloat16).contiguous(), len(part))[:len(part)].clone()
-                 for part in features.split(FEED)]
+        with on(self.device):
+            parts = [self.launch_reduce(part.to(self.device, torch.bfloat16).contiguous(), len(part))[:len(part)].clone()
+                     for part in features.split(FEED)]
         return torch.cat(parts)
 
     @torch.inference_mode()
@@ -126,13 +128,22 @@ class TritonEagle3Model:
         return step
 
     def _pass(self, tokens: list[int], features: torch.Tensor, cache: DeviceCache, length: int) -> Step:
-        rows = len(tokens)
-        phase: Decode | Prefill = self.decode if rows <= self.decode.max_rows else self.prefill
-        ids = torch.tensor(tokens, dtype=torch.int32, device=self.device)
-        self.inputs.upload([], length)
-        self._launch(phase, ids, features.contiguous(), cache, self.inputs.length, rows, cache.chunks_for(length + rows))
-        phase.end(self.norm, rows, last=True)
+        rows, chunks = len(tokens), cache.chunks_for(length + len(tokens))
+        phase: Decode | Prefill = self.decode if rows <= self.max_rows else self.prefill
+        with on(self.device):
+            self.reduced[:rows].copy_(features)
+            if phase is self.decode:
+                self.inputs.upload(tokens, length)
+                cache.graphs.run((rows, chunks), lambda: self.launch(phase, self.inputs.row_tokens, cache, rows, chunks))
+            else:
+                self.inputs.upload([], length)
+                self.launch(phase, torch.tensor(tokens, dtype=torch.int32, device=self.device), cache, rows, chunks)
         return Step(phase.space.final[:rows].clone(), phase.space.x[:rows].clone())
+
+    def launch(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, rows: int, chunks: int) -> None:
+        """Every launch of one pass over entries of tokens [>= rows] and `reduced`, at inputs.length."""
+        self._launch(phase, tokens, self.reduced, cache, self.inputs.length, rows, chunks)
+        phase.end(self.norm, rows, last=True)
 
     def _launch(self, phase: Phase, tokens: torch.Tensor, features: torch.Tensor, cache: DeviceCache, length: torch.Tensor,
                 rows: int, chunks: int) -> None:
@@ -209,7 +220,8 @@ class TritonEagle3Model:
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:
         """The winning target id of each row. Raises NumericsError where a row holds nothing but NaN."""
-        parts = [self.launch_head(part.contiguous()).tolist() for part in final.split(self.head_schedule.row_tile)]
+        with on(self.device):
+            parts = [self.launch_head(part.contiguous()).tolist() for part in final.split(self.head_schedule.row_tile)]
         found = [token for part in parts for token in part]
         if min(found) < 0:
             raise nan_error("drafter")
@@ -218,8 +230,9 @@ class TritonEagle3Model:
     @torch.inference_mode()
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, V_d] in fp32 over the head's rows; -inf where the target id has no token."""
-        parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
-                 for part in final.split(self.head_schedule.row_tile)]
+        with on(self.device):
+            parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
+                     for part in final.split(self.head_schedule.row_tile)]
         logits = torch.cat(parts)
         logits[:, self.limit:] = -torch.inf
         return logits

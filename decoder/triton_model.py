@@ -23,6 +23,7 @@ from .branches import DeviceBranches
 from .device_cache import SLACK, DeviceCache, standing_in
 from .device_inputs import DeviceInputs, Verified
 from .errors import LoadError, NumericsError, RequestError
+from .graphs import on
 from .kv_cache import Branches, Rows
 from .loader import Checkpoint
 from .precision import Precision, precision_of
@@ -81,7 +82,7 @@ class TritonModel:
 
     def forward(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
         """See backend.Model.forward."""
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             if isinstance(rows, Branches):
                 return self._forward_branches(tokens, rows)
             cache = cast(DeviceCache, rows.cache)
@@ -164,7 +165,7 @@ class TritonModel:
         serve all prompts; what the extra rows leave lies past the cursor."""
         if len(tokens) > self.prefill_rows:
             raise RequestError(f"a prefill pass of {len(tokens)} rows", expected=f"at most {self.prefill_rows}")
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             cache, first, count = cast(DeviceCache, rows.cache), rows.positions[0], len(tokens)
             phase = self._prefill_phase()
             room = min(cache.capacity, self.shape.max_position) + SLACK - first
@@ -187,7 +188,7 @@ class TritonModel:
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, vocab_size] in fp32; -inf at ids beyond the tokenizer's."""
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
                      for part in final.split(self.head_schedule.row_tile)]
             logits = torch.cat(parts)
@@ -197,7 +198,7 @@ class TritonModel:
     def greedy(self, final: torch.Tensor) -> list[int]:
         """See backend.Model.greedy."""
         found: list[int] = []
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             for part in final.split(self.head_schedule.row_tile):
                 found += self.launch_head(part.contiguous()).tolist()
         if min(found) < 0:
@@ -212,7 +213,7 @@ class TritonModel:
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
         """See backend.Model.project."""
         weights = self.layers[index].linears[kernel]
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             rows = x.to(self.device, torch.bfloat16)
             y = torch.cat([self.decode.project(kernel, weights, part.contiguous()) for part in rows.split(self.max_rows)])
         return turns_undone(y) if kernel == "gate_up" else y

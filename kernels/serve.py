@@ -28,10 +28,11 @@ TABLE = DRAFT + ROWS
 HIT = RECORD - 1  # place in a round's record: 1 where a branch serves the next round, else 0
 
 
-@triton.jit(do_not_specialize=["ring", "rounds"])
-def serve_kernel(table_ptr, row_token_ptr, state_ptr, record_ptr, hits_ptr, ring, rounds, K: tl.constexpr, ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=["ring", "rounds", "draft_length"])
+def serve_kernel(table_ptr, row_token_ptr, state_ptr, record_ptr, hits_ptr, ring, rounds, draft_length, ROWS: tl.constexpr,
                  RECORD: tl.constexpr, HIT: tl.constexpr, TIP: tl.constexpr, ROUND: tl.constexpr, PDL: tl.constexpr):
-    """record_ptr [ring, RECORD]. hits_ptr [rounds]: a script's word on which rounds hit, or None."""
+    """record_ptr [ring, RECORD]. draft_length: at most ROWS - 1. hits_ptr [rounds]: a script's word on which rounds hit, or
+    None."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -41,25 +42,23 @@ def serve_kernel(table_ptr, row_token_ptr, state_ptr, record_ptr, hits_ptr, ring
     right = right & (tl.load(table_ptr + 2 * ROWS + i) == number)
     branch = tl.min(tl.where(right, i, ROWS), 0)
     hit = branch < ROWS
-    draft = tl.load(table_ptr + (3 + i) * ROWS + branch, mask=hit & (i < K), other=0)
-    tl.store(row_token_ptr + 1 + i, draft, mask=hit & (i < K))
+    served = hit & (i < draft_length)
+    tl.store(row_token_ptr + 1 + i, tl.load(table_ptr + (3 + i) * ROWS + branch, mask=served, other=0), mask=served)
     if hits_ptr is not None:
         hit = tl.load(hits_ptr + number % rounds) > 0
     tl.store(record_ptr + (number % ring) * RECORD + HIT, hit.to(tl.int32))
 
 
 def serve_contract(shape: RowShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None. N: drafted tokens."""
-    if not 1 <= shape.N < ROWS:
-        return f"{shape.N} drafted tokens are not 1 to {ROWS - 1}"
-    return common_contract(schedule)
+    """Why a shape and a schedule can't go together, or None. N: columns of the table."""
+    return f"a table of {shape.N} columns, not {ROWS}" if shape.N != ROWS else common_contract(schedule)
 
 
 def serve_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics, scripted: bool = False) -> Launch:
-    """One artefact a draft length, and another under a script."""
-    types = {**dict.fromkeys(("table_ptr", "row_token_ptr", "state_ptr", "record_ptr", "hits_ptr"), "*i32"), "ring": "i32",
-             "rounds": "i32"}
-    constants: dict[str, Any] = {"K": shape.N, "ROWS": ROWS, "RECORD": RECORD, "HIT": HIT, "TIP": TIP, "ROUND": ROUND,
+    """The artefact: the same for every draft length. Another one under a script."""
+    types = {**dict.fromkeys(("table_ptr", "row_token_ptr", "state_ptr", "record_ptr", "hits_ptr"), "*i32"),
+             **dict.fromkeys(("ring", "rounds", "draft_length"), "i32")}
+    constants: dict[str, Any] = {"ROWS": shape.N, "RECORD": RECORD, "HIT": HIT, "TIP": TIP, "ROUND": ROUND,
                                  "PDL": schedule.pdl} | ({} if scripted else {"hits_ptr": None})
     return Launch(serve_kernel, types, constants, options(schedule, numerics))
 
@@ -73,11 +72,12 @@ def serve(table: "torch.Tensor", row_tokens: "torch.Tensor", state: "torch.Tenso
     int32 and contiguous.
 
     Raises:
-        ContractError: a table of another size, pointers that aren't aligned.
+        ContractError: a table of another size, a draft that doesn't fit it, pointers that aren't aligned.
     """
+    require(1 <= draft_length < ROWS, f"{draft_length} drafted tokens", f"1 to {ROWS - 1}")
     require(tuple(table.shape) == (TABLE, ROWS), f"a table of {list(table.shape)}", f"[{TABLE}, {ROWS}]")
     given = {"table_ptr": table, "row_token_ptr": row_tokens, "state_ptr": state, "record_ptr": records}
     given |= {} if hits is None else {"hits_ptr": hits}
     require_aligned(**given)
-    serve_launch(RowShape(draft_length), schedule, numerics, hits is not None)(
-        (1,), ring=records.shape[0], rounds=0 if hits is None else len(hits), **given)
+    serve_launch(RowShape(ROWS), schedule, numerics, hits is not None)(
+        (1,), ring=records.shape[0], rounds=0 if hits is None else len(hits), draft_length=draft_length, **given)
