@@ -15,7 +15,7 @@ from ..schedules.recipe import Recipe, load_recipe
 from ..schedules.schedule import Schedule
 from ..shapes.model import ModelShape
 from .backend import Model, load_model
-from .drafter import Drafter
+from .drafter import Drafter, max_rows
 from .drafters import load_drafter
 from .errors import LoadError, RequestError
 from .loader import load_checkpoint
@@ -239,6 +239,11 @@ class Decoder:
         if not 1 <= draft_length <= most:
             raise RequestError(f"draft_length is {draft_length}",
                                expected=f"1 to {most}: recipe {self.recipe.name} verifies {most + 1} rows at once here")
+        drafter = self.drafter if mode != "ar" else None
+        if drafter is not None and (rows := max_rows(drafter)) is not None and draft_length >= rows:
+            raise RequestError(f"draft_length is {draft_length}: a pass of drafter {drafter.name} takes {rows} rows",
+                               expected=f"1 to {rows - 1}: a draft and the token before it are one pass",
+                               action="ask for shorter drafts, or load another drafter")
         if not 1 <= branches <= self.recipe.row_tile:
             raise RequestError(f"branches is {branches}", expected=f"1 to {self.recipe.row_tile}, the rows of one draft pass")
 
