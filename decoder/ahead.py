@@ -105,7 +105,7 @@ class Ahead:
 
     @contextlib.contextmanager
     def _drafting(self) -> Iterator[None]:
-        """The drafter's stream, once there is something to read; the target's stream waits for it at `_join`."""
+        """The drafter's stream, once there is something to read; others wait for it at `_join`."""
         if self.stream is None or self.ready is None:
             yield
             return
@@ -114,8 +114,10 @@ class Ahead:
             yield
 
     def _join(self) -> None:
+        """Whatever is launched from now on, on the target's GPU or the drafter's, comes after the drafter's stream."""
         if self.stream is not None:
-            torch.cuda.current_stream(self.rounds.model.device).wait_stream(self.stream)
+            for device in {self.rounds.cache.buffer.device, self.stream.device}:
+                torch.cuda.current_stream(device).wait_stream(self.stream)
 
     @torch.inference_mode()
     def launch(self, draft_length: int, tokens: int, number: int, hit: bool) -> Flight:
@@ -197,6 +199,8 @@ def prepared_ahead(session: Session, ahead: Ahead, drafter: Drafter, proposal: P
     """The rounds of one SSD request; yields after each, when its tokens are out. The next round is under way by then, unless the
     device saw the request end. ends: ids that end it."""
     stats, rounds = session.stats, ahead.rounds
+    if session.finished:
+        return
     with rounds.model.lock:
         ahead.begin(session, proposal, drafter, ends)
         tokens, number = len(session.tokens), 0

@@ -92,10 +92,10 @@ class DeviceBranches:
         inputs.row_tokens."""
         columns, known = self.columns(inputs.row_tokens[1:1 + length])
         log_q = torch.log_softmax(logits, -1)
-        drafted = torch.where(known, log_q[:length].gather(1, columns), -torch.inf)
+        drafted = log_q[:length].gather(1, columns).masked_fill(~known, -torch.inf)
         scores = log_q + torch.nn.functional.pad(drafted[:, 0].cumsum(0), (1, 0))[:, None]
         before = scores[:length]  # where a full accept is still open, the drafted token is no recovery token
-        before.scatter_(1, columns, torch.where(known, -torch.inf, before.gather(1, columns)))
+        before.scatter_(1, columns, before.gather(1, columns).masked_fill(known, -torch.inf))
         scores[length].scatter_(0, log_q[length].argmax(0, keepdim=True), torch.inf)
         best = scores.flatten().topk(self.count).indices
         counts, found = best // logits.shape[1], best % logits.shape[1]

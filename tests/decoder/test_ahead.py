@@ -181,6 +181,19 @@ def test_the_target_may_draft_for_itself(decoder: Decoder, expected: list[int]) 
     assert not ahead.beside
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_drafter_on_another_gpu(mode: str, load: Load, expected: list[int]) -> None:
+    """Real drafts, and a script's hits and misses."""
+    decoder = load(drafter="random:0", drafter_device="cuda:1")
+    for _ in range(2):
+        result = decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=K, branches=2)
+        assert result.token_ids == expected
+        assert result.stats.acceptance == 1
+    decoder.drafter = ScriptedDrafter([*PROMPT, *expected], [0, 2, 3], SHAPE.vocab_size, [True, False], decoder.drafter)
+    assert decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=K, branches=2).token_ids == expected
+
+
 def test_another_number_of_branches(decoder: Decoder, expected: list[int]) -> None:
     """Each has its own buffers and graphs; more than a row tile are driven from Python."""
     for branches in (1, 16, 2):

@@ -226,7 +226,7 @@ def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected:
 
 
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
-@pytest.mark.parametrize("at", [1, 3, 4])
+@pytest.mark.parametrize("at", [0, 1, 3, 4])
 def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, expected: list[int]) -> None:
     """cases.md, Decoding 6, 8: an end that is accepted, or is the recovery token, stops there, at the limit as well; the limit
     likewise. In resident rounds, of three drafted tokens; in SSD, drafted by a branch from the second round on."""
