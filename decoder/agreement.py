@@ -22,6 +22,7 @@ from .small_model import SmallModelDrafter
 LONGEST_DRAFT = 8  # K; a verification then has 9 rows
 DELAY_S = 0.002  # longer than a tiny model's round, so that who comes first changes
 SPECULATIVE = ("sd", "ssd")
+EDGES = (256, 2048)  # contexts at which the worklog's model drifted: its first chunk's end, and its eighth's
 
 
 class Delayed:
@@ -56,12 +57,14 @@ class Agreement:
     def __init__(self, decoder: Decoder, prompt: Sequence[int]) -> None:
         self.decoder, self.prompt = decoder, list(prompt)
         self.own = decoder.drafter
+        self.prompts: set[tuple[int, ...]] = set()
         self.tokens_compared = 0
         self.emitted: list[int] = []
         self.ar = self.generate(self.prompt, "ar", None, max_new_tokens=4 * LONGEST_DRAFT)
 
     def generate(self, prompt: Sequence[int], mode: str, drafter: Drafter | None, **options: Any) -> Result:
         """One request with a drafter in the place of the decoder's own; ends are ignored unless asked for."""
+        self.prompts.add(tuple(prompt))
         self.decoder.drafter = drafter
         try:
             return self.decoder.generate(list(prompt), mode, **{"ignore_eos": True, **options})
@@ -208,16 +211,21 @@ class Agreement:
     def boundaries(self) -> Iterator[Check]:
         """Contexts that end at a chunk boundary and one beside it, drafts across it."""
         chunk = self.decoder.recipe.kv_chunk
+        right: dict[int, tuple[list[int], Result]] = {}
 
         def run(mode: str, length: int) -> str:
-            prompt = (self.prompt * (length // len(self.prompt) + 1))[:length]
-            expected = self.generate(prompt, "ar", None, max_new_tokens=8)
+            if length not in right:
+                prompt = (self.prompt * (length // len(self.prompt) + 1))[:length]
+                right[length] = prompt, self.generate(prompt, "ar", None, max_new_tokens=8)
+            prompt, expected = right[length]
             drafter = self.script([3, 0, 2], expected, prompt)
             return self.same(self.generate(prompt, mode, drafter, max_new_tokens=8), expected)
 
-        for mode in SPECULATIVE:
-            for length in (chunk - 4, chunk - 1, chunk, chunk + 1, 2 * chunk - 1, 2 * chunk, 2 * chunk + 1):
-                if length + 8 <= self.decoder.capacity:
+        edges = {chunk, 2 * chunk, *EDGES}
+        lengths = sorted({chunk - 4} | {edge + beside for edge in edges for beside in (-1, 0, 1)})
+        for length in lengths:
+            if length + 8 <= self.decoder.capacity:
+                for mode in SPECULATIVE:
                     yield Check(f"{mode}: a context of {length} tokens", lambda a=(mode, length): run(*a))  # type: ignore[misc]
 
     def reuse(self) -> Iterator[Check]:

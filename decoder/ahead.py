@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels.fixed import FIXED
 from ..kernels.serve import HIT, serve
 from .drafter import Drafter
 from .graphs import Graphs
@@ -140,11 +141,11 @@ class Ahead:
 
     def _draft(self, length: int, most: int) -> Span:
         """The drafter's proposal for the round that begins; after it the copy holds what stands in the rows to verify."""
-        span, inputs = Span(self.network.device), self.mirror.inputs
+        span, inputs, numerics = Span(self.network.device), self.mirror.inputs, self.network.recipe.numerics
         key = ("draft", length, self.proposal.cache.chunks_for(most), self.script is not None)
         with self._drafting(), span:
             self.graphs.run(key, lambda: self.proposal.launch(
-                self.mirror, length, most, lambda token, step: put(token, step, inputs, self.network, self.script), keep=True))
+                self.mirror, length, most, lambda token, step: put(token, step, inputs, numerics, self.script), keep=True))
             self.rounds.model.inputs.row_tokens.copy_(inputs.row_tokens, non_blocking=True)
         self._join()
         return span
@@ -175,11 +176,11 @@ class Ahead:
 
     def finish(self, length: int) -> None:
         """The verdict, and the next draft where a branch is ready for it. A script has the word on both."""
-        rounds, model = self.rounds, self.rounds.model
+        rounds, model, script = self.rounds, self.rounds.model, self.rounds.script
         rounds.accept(length)
         serve(self.table, model.inputs.row_tokens, model.inputs.state, rounds.records, draft_length=length,
-              schedule=model.fixed.one, numerics=model.recipe.numerics, hits=rounds.script.hits if rounds.script else None)
-        for step in range(length if rounds.script else 0):
+              schedule=FIXED["serve"].schedule, numerics=model.recipe.numerics, hits=script.hits if script else None)
+        for step in range(length if script else 0):
             rounds.propose(self.table[0, :1], step)
 
     def count(self, flight: Flight, stats: Stats) -> None:

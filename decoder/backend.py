@@ -8,6 +8,7 @@ import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..schedules.store import Found
 from ..shapes.fields import nearest
 from ..shapes.model import ModelShape
 from .errors import LoadError
@@ -35,13 +36,14 @@ class Hidden:
 @dataclass(frozen=True)
 class BackendNotes:
     """What a backend says of itself in `stats`: the schedules in use with their evidence, and launches per token
-    where it counts them."""
+    where it counts them. promoted: those of the schedules that are promoted rows."""
 
     name: str
     device: str
     schedules: tuple[dict[str, Any], ...] = ()
     launches_per_token: float | None = None
     warnings: tuple[str, ...] = field(default=())
+    promoted: tuple[Found, ...] = field(default=())
 
 
 class Model(Protocol):

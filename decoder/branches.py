@@ -6,14 +6,16 @@ sequence is copied into these caches once (`share`).
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
 import torch
 
 from ..kernels.accept import ROUND, STRIDE
-from ..kernels.attention import ROWS, Partials, attention
-from ..kernels.merge import merge
+from ..kernels.attention import ROWS, attention
+from ..kernels.fixed import FIXED
+from ..kernels.merge import aligned_parts, merge
 from ..kernels.rope import rope_append
 from ..kernels.serve import COUNT, DRAFT, MADE, TABLE, TOKEN
 from ..schedules.schedule import AttentionSchedule, MergeSchedule
@@ -29,10 +31,10 @@ class BranchDecode(Decode):
     num_layers, slots, num_kv_heads, head_dim]: their keys and values."""
 
     def __init__(self, decode: Decode, buffer: torch.Tensor) -> None:
-        super().__init__(decode.shape, decode.recipe, decode.space, decode.rope, decode.fixed, decode.schedules)
+        super().__init__(decode.shape, decode.recipe, decode.space, decode.rope, decode.schedules)
         self.buffer = buffer
         if self.amax is not None:  # a row's maxima begin on 16 bytes, as a launch wants them; the columns added stay 0
-            self.amax = self.amax.new_zeros(len(self.amax), -(-self.amax.shape[1] // 4) * 4)
+            self.amax = self.amax.new_zeros(len(self.amax), aligned_parts(self.amax.shape[1]))
 
     def mix(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase. cache: the sequence's own, for its partials; chunks must reach the last key of the longest branch."""
@@ -40,9 +42,9 @@ class BranchDecode(Decode):
         schedule, merging = cast(AttentionSchedule, self.schedules["attention"]), cast(MergeSchedule, self.schedules["merge"])
         for b in range(rows):
             start, q, (keys, values) = length[b * STRIDE:b * STRIDE + 1], space.q[b:b + 1], self.buffer[b, :, index]
-            part = Partials(whole.acc, whole.m, whole.l, whole.o[b:b + 1])
+            part = replace(whole, o=whole.o[b:b + 1])
             yield "rope", partial(rope_append, space.qkv[:, b:b + 1], *self.rope, start, rows=1, q=q, k_cache=keys,
-                                  v_cache=values, schedule=self.fixed.rope, numerics=self.numerics)
+                                  v_cache=values, schedule=FIXED["rope"].schedule, numerics=self.numerics)
             yield "attention", partial(attention, q, keys, values, start, chunks=chunks, out=part, schedule=schedule,
                                        numerics=self.numerics)
             yield "merge", partial(merge, part, start, rows=1, chunk=schedule.chunk, schedule=merging, numerics=self.numerics,

@@ -160,11 +160,14 @@ def _compare(decoder: Any, prompt: Any, options: dict[str, Any], as_json: bool) 
 @click.option("--task", type=click.Path(path_type=Path), default=DATA / "capitals.toml", help="Task of the quality check.")
 @click.option("--context", default=600, show_default=True, help="Tokens of the reference check.")
 @click.option("--text-tokens", type=int, default=None, help="Tokens of the quality text; all of it where not given.")
+@click.option("--promote", is_flag=True, help="Where all checks pass, make them evidence of the promoted schedules in use, in "
+              "place of that from random weights; writes to --schedules, or the user's folder.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/evidence.json"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The evidence as one JSON object on standard output.")
 @told
 def verify(as_json: bool, out: Path, **options: Any) -> None:
     """Check a model under a recipe: agreement, reference, quality. Exit code 1 if any check fails."""
+    from .upgrade import upgrade
     from .verify import Plan
     from .verify import verify as run
 
@@ -179,10 +182,15 @@ def verify(as_json: bool, out: Path, **options: Any) -> None:
     finally:
         progress.done()
     evidence.write(out)
+    folder = Path(options["schedules"]) if options["schedules"] else None
+    written = upgrade(evidence, folder) if options["promote"] and evidence.passed else []
     if as_json:
-        click.echo(json.dumps(evidence.to_dict(), sort_keys=True))
+        promoted = {"promoted": [str(path) for path in written]} if options["promote"] else {}
+        click.echo(json.dumps({**evidence.to_dict(), **promoted}, sort_keys=True))
     else:
         _show_evidence(evidence, out)
+        if options["promote"]:
+            _show_promoted(evidence, written)
     if not evidence.passed:
         sys.exit(1)
 
@@ -198,6 +206,17 @@ def _show_evidence(evidence: Any, out: Path) -> None:
     for line in evidence.not_run:
         click.echo(f"not run: {line}")
     click.echo(f"evidence: {out}")
+
+
+def _show_promoted(evidence: Any, written: Sequence[Path]) -> None:
+    if not written:
+        click.echo("not promoted: a check failed")
+    for found in evidence.in_use if written else ():
+        before = found.row.evidence
+        click.echo(f"{found.row.kernel}: {found.row.schedule_id}: evidence of {evidence.weights}, before of {before.weights} "
+                   f"({found.row.date})")
+    for path in written:
+        click.echo(f"promoted: {path}")
 
 
 @click.command()

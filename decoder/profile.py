@@ -1,7 +1,7 @@
-"""Where the time of a decode pass goes: each kind of kernel on its own, in a graph, over all layers.
+"""Where the time of a decode pass goes: each kind of kernel on its own, in a graph, over all layers; and the pass without it.
 
 A kind's launches read each layer's own weights, so they come from memory and not from L2. Their sum may be more than the pass:
-there, launches of different kinds overlap.
+there, launches of different kinds overlap. What a kind adds to the pass is the pass less the pass without it.
 """
 
 import statistics
@@ -21,11 +21,13 @@ REPLAYS, WARM_UP = 25, 3
 
 @dataclass(frozen=True)
 class KindRow:
-    """One kind of kernel in one pass. share: of the pass's time; ceiling_share: of the measured read ceiling."""
+    """One kind of kernel in one pass. time_us: on its own; adds_us: what the pass takes longer for it; share: of time_us in the
+    pass's time; ceiling_share: of the measured read ceiling."""
 
     kind: str
     launches: int
     time_us: float
+    adds_us: float
     share: float
     read_bytes: int
     bandwidth_tb_s: float
@@ -81,8 +83,10 @@ def profile(model: TritonModel, cache: DeviceCache, rows: int, length: int, ceil
     for kind in dict.fromkeys(kind for kind, _ in launches):
         own = [launched for launched in launches if launched[0] == kind]
         time_us = graph_us(model, cache, own)
+        without_us = graph_us(model, cache, [launched for launched in launches if launched[0] != kind])
         bandwidth = read.get(kind, 0) / time_us / 1e6
-        found.append(KindRow(kind, len(own), time_us, time_us / whole, read.get(kind, 0), bandwidth, bandwidth / ceiling_tb_s))
+        found.append(KindRow(kind, len(own), time_us, whole - without_us, time_us / whole, read.get(kind, 0), bandwidth,
+                             bandwidth / ceiling_tb_s))
     return found
 
 

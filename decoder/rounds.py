@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from ..kernels.accept import HEADER, RECORD, accept, draft_token
+from ..kernels.fixed import FIXED
+from ..schedules.recipe import Numerics
 from .device_cache import DeviceCache
 from .device_inputs import DeviceInputs
 from .drafter import Drafter
 from .scripted import ScriptedDrafter
 from .session import Session
-from .triton_eagle3 import TritonEagle3Model
 from .triton_model import TritonModel, nan_error
 
 RING = 64  # records kept on the device; more than are ever in flight, and a multiple of each batch
@@ -45,10 +46,9 @@ def new_script(capacity: int, device: torch.device) -> Script:
     return Script(*(torch.zeros(size, dtype=torch.int32, device=device) for size in (capacity, PATTERN, PATTERN)))
 
 
-def put(token: torch.Tensor, step: int, inputs: DeviceInputs, model: TritonModel | TritonEagle3Model,
-        script: Script | None) -> None:
-    """A drafted token [1], or the script's, becomes row 1 + step of `inputs`. model: whose schedules the launch takes."""
-    draft_token(token, inputs.row_tokens, inputs.state, step=step, schedule=model.fixed.one, numerics=model.recipe.numerics,
+def put(token: torch.Tensor, step: int, inputs: DeviceInputs, numerics: Numerics, script: Script | None) -> None:
+    """A drafted token [1], or the script's, becomes row 1 + step of `inputs`."""
+    draft_token(token, inputs.row_tokens, inputs.state, step=step, schedule=FIXED["draft_token"].schedule, numerics=numerics,
                 reference=script.reference if script else None, accepted=script.accepted if script else None)
 
 
@@ -75,7 +75,7 @@ class Rounds:
 
     def propose(self, token: torch.Tensor, step: int) -> None:
         """A drafted token becomes a row to verify."""
-        put(token, step, self.model.inputs, self.model, self.script)
+        put(token, step, self.model.inputs, self.model.recipe.numerics, self.script)
 
     def verify(self, draft_length: int, tokens: int, layers: tuple[int, ...]) -> None:
         """The pass over the pending token and the draft, and its winners. tokens: an upper bound of what the cache will hold."""
@@ -87,7 +87,7 @@ class Rounds:
         """The verdict on that pass, and its record."""
         model, inputs = self.model, self.model.inputs
         accept(model.verified.winners, inputs.row_tokens, inputs.pair, inputs.state, inputs.starts, inputs.ends, self.records,
-               draft_length=draft_length, schedule=model.fixed.one, numerics=model.recipe.numerics)
+               draft_length=draft_length, schedule=FIXED["accept"].schedule, numerics=model.recipe.numerics)
 
     def fetch(self, slot: int, count: int) -> torch.cuda.Event | None:
         """Copies `count` records, from `slot` on, to the host; the event says when they have come."""

@@ -14,6 +14,7 @@ from ..schedules.errors import NotPromoted
 from ..schedules.promoted import PromotedSchedule
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, schedule_id, schedule_to_dict
+from ..schedules.store import Found
 from ..shapes.model import KernelShape, ModelShape
 from ..shapes.target import Target, load_sku, sku_of
 from .errors import LoadError
@@ -21,7 +22,7 @@ from .precision import precision_of
 
 KERNELS = ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")
 INTERPRETED = "nvidia-h200"  # stands for the CPU where Triton's interpreter runs the kernels
-UNTUNED = "recipe default, no evidence"
+UNTUNED, PROMOTED = "recipe default, no evidence", "promoted"  # where a schedule is from
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Selection:
-    """schedules by kernel; rows: what `stats` says of each; warnings for the same place."""
+    """schedules by kernel; rows: what `stats` says of each; warnings for the same place; promoted: the rows of the store that are
+    among them."""
 
     schedules: dict[str, Schedule]
     rows: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...] = ()
-
-    @property
-    def pdl(self) -> bool:
-        """Whether launches overlap: then the kernels that aren't tuned take part, or they would hold up the others."""
-        return any(getattr(schedule, "pdl", False) for schedule in self.schedules.values())
+    promoted: tuple[Found, ...] = ()
 
 
 def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, options: Options) -> Selection:
@@ -63,29 +61,30 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
     precision = precision_of(recipe)
     shapes = shape.kernel_shapes(precision.linear, precision.terms)
     chosen: dict[str, Schedule] = {}
-    rows = []
+    rows, promoted = [], []
     for kernel in [*KERNELS, *(["fc"] if shape.architecture == "eagle3" else [])]:
-        chosen[kernel], note = _select(kernel, shapes[kernel], recipe, target, options)
+        chosen[kernel], note, found = _select(kernel, shapes[kernel], recipe, target, options)
+        promoted += [found] if found else []
         rows.append({"kernel": kernel, "schedule": schedule_to_dict(chosen[kernel]), "schedule_id": schedule_id(chosen[kernel]),
                      **note})
     untuned = [row["kernel"] for row in rows if row["origin"] == UNTUNED]
     warnings = (f"{shape.name}: no promoted schedule of {', '.join(untuned)}: the recipe's defaults run",) if untuned else ()
-    return Selection(chosen, tuple(rows), warnings)
+    return Selection(chosen, tuple(rows), warnings, tuple(promoted))
 
 
 def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,
-            options: Options) -> tuple[Schedule, dict[str, Any]]:
-    """One kernel's schedule and where it is from."""
+            options: Options) -> tuple[Schedule, dict[str, Any], Found | None]:
+    """One kernel's schedule and where it is from; the row, where it is promoted."""
     if kernel in options.overrides:
-        return options.overrides[kernel], {"origin": "override"}
+        return options.overrides[kernel], {"origin": "override"}, None
     try:
         folders = store.search_path(Path(options.schedules) if options.schedules else None)
-        row = store.lookup(store_key(kernel, shape, target, recipe), folders)
-        return row.schedule, {"origin": "promoted", "evidence": evidence_of(row)}
+        found = store.find(store_key(kernel, shape, target, recipe), folders)
+        return found.row.schedule, {"origin": PROMOTED, "evidence": evidence_of(found.row)}, found
     except NotPromoted:
         if not options.allow_untuned:
             raise
-    return default_schedule(recipe, kernel, target.arch, shape), {"origin": UNTUNED}
+    return default_schedule(recipe, kernel, target.arch, shape), {"origin": UNTUNED}, None
 
 
 def evidence_of(row: PromotedSchedule) -> dict[str, Any]:

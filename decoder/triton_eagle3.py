@@ -13,6 +13,7 @@ import torch
 from ..kernels.accept import STRIDE
 from ..kernels.activation import quantise
 from ..kernels.attention import ROWS
+from ..kernels.fixed import FIXED
 from ..kernels.lm_head import lm_head, lm_head_logits, new_scratch
 from ..kernels.norm import draft_norm
 from ..kernels.prefill import prefill_linear
@@ -28,7 +29,7 @@ from .kv_cache import Branches, Rows
 from .packing import pack
 from .rope import rope_table
 from .selection import Options, Selection
-from .triton_layer import Decode, Phase, Prefill, decode_linear, fixed_schedules, launch_all, pack_layer, summed
+from .triton_layer import Decode, Phase, Prefill, decode_linear, launch_all, pack_layer, summed
 from .triton_model import low_precision, nan_error
 from .weights import Tensors
 from .workspace import new_workspace, splits
@@ -45,7 +46,6 @@ class TritonEagle3Model:
         self.shape, self.recipe, self.device, self.selection = shape, recipe, device, selection
         self.norm_before_residual, self.graphs_enabled = norm_before_residual, options.graphs
         precision = low_precision(recipe)
-        self.fixed = fixed_schedules(selection.pdl)
 
         def vector(name: str) -> torch.Tensor:
             return tensors.pop(name).to(device, torch.bfloat16)
@@ -62,9 +62,9 @@ class TritonEagle3Model:
         assert not tensors, f"unused: {list(tensors)}"
         self.rope = rope_table(shape, shape.max_position + SLACK, device)
         space = new_workspace(shape, ROWS, precision.is_e4m3, splits(selection.schedules), device, inputs=2)
-        self.decode = Decode(shape, recipe, space, self.rope, self.fixed, selection.schedules)
+        self.decode = Decode(shape, recipe, space, self.rope, selection.schedules)
         wide = new_workspace(shape, FEED, precision.is_e4m3, {"qkv": 1, "o": 1, "down": 1}, device, inputs=2)
-        self.prefill = Prefill(shape, recipe, wide, self.rope, fixed_schedules(False))
+        self.prefill = Prefill(shape, recipe, wide, self.rope)
         narrow = self.fc.w.dtype
         self.fc_in = torch.empty(2, FEED, self.fc.w.shape[1], dtype=narrow, device=device)
         self.fc_scale = torch.empty(FEED, dtype=torch.float32, device=device) if precision.is_e4m3 else None
@@ -97,7 +97,8 @@ class TritonEagle3Model:
         """fc of up to FEED rows [rows, 3 H_target]: the drafter's features, [>= rows, H] at a fixed address."""
         x, scale, numerics = features[None], self.fc_scale, self.recipe.numerics
         if scale is not None:
-            quantise(features, self.fc_in, scale, rows=rows, schedule=self.fixed.norm, numerics=numerics)
+            quantise(features, self.fc_in, scale, rows=rows, schedule=FIXED["quantise_row"].schedule,
+                     numerics=numerics)
             x = self.fc_in
         if rows <= ROWS:
             split = self.fc_schedule.split_k > 1
@@ -106,7 +107,8 @@ class TritonEagle3Model:
             if split:
                 self.reduced[:rows].copy_(summed(y))
         else:
-            prefill_linear(x, self.fc.w, self.reduced, rows=rows, x_scale=scale, w_scale=self.fc.scale, numerics=numerics)
+            prefill_linear(x, self.fc.w, self.reduced, rows=rows, x_scale=scale, w_scale=self.fc.scale,
+                           schedule=FIXED["prefill_linear"].schedule, numerics=numerics)
         return self.reduced
 
     @torch.inference_mode()
@@ -150,7 +152,7 @@ class TritonEagle3Model:
         space = phase.space
         draft_norm(tokens, self.embedding, features, self.layer.input_norm, self.hidden_norm, self.shape.rms_norm_eps, rows=rows,
                    x=space.x, out=space.entry, scale=space.x_scale, normed_residual=self.norm_before_residual,
-                   schedule=phase.fixed.norm, numerics=self.recipe.numerics)
+                   schedule=FIXED["draft_norm"].schedule, numerics=self.recipe.numerics)
         launch_all(phase.layer(0, self.layer, cache, length, rows, chunks))
 
     def _forward_branches(self, tokens: list[int], features: torch.Tensor, rows: Branches) -> Step:
@@ -215,7 +217,7 @@ class TritonEagle3Model:
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
         """The target ids of the winners, [rows] int32, at a fixed address."""
         return lm_head(final, self.head, schedule=self.head_schedule, numerics=self.recipe.numerics, limit=self.limit,
-                       ids=self.map, scratch=self.scratch, reduce=self.fixed.row)
+                       ids=self.map, scratch=self.scratch)
 
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:

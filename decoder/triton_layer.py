@@ -12,13 +12,14 @@ import torch
 
 from ..kernels.activation import quantise, segments, swiglu
 from ..kernels.attention import attention, max_rows
+from ..kernels.fixed import FIXED
 from ..kernels.linear import interleave, linear
 from ..kernels.merge import merge, parts
 from ..kernels.norm import norm
 from ..kernels.prefill import prefill_attention, prefill_linear
 from ..kernels.rope import rope_append
 from ..schedules.recipe import Numerics, Recipe
-from ..schedules.schedule import AttentionSchedule, FixedSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule
+from ..schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule
 from ..shapes.model import AttentionShape, MergeShape, ModelShape
 from .device_cache import DeviceCache
 from .errors import LoadError
@@ -87,28 +88,11 @@ def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bo
                        gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"))
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """Schedules of the kernels that aren't tuned."""
-
-    norm: FixedSchedule
-    rope: FixedSchedule
-    row: FixedSchedule
-    one: FixedSchedule
-
-
-def fixed_schedules(pdl: bool) -> Fixed:
-    """One schedule a kind of kernel, with or without programmatic dependent launch."""
-    return Fixed(norm=FixedSchedule(32, pdl), rope=FixedSchedule(1, pdl), row=FixedSchedule(8, pdl), one=FixedSchedule(1, pdl))
-
-
 class Phase:
     """What both phases share: the launches of a layer, in order. eps and shape of the model; rope: cosines and sines."""
 
-    def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor],
-                 fixed: Fixed) -> None:
-        self.shape, self.recipe, self.numerics, self.space, self.rope, self.fixed = (
-            shape, recipe, recipe.numerics, space, rope, fixed)
+    def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.shape, self.recipe, self.numerics, self.space, self.rope = shape, recipe, recipe.numerics, space, rope
         self.act_amax: torch.Tensor | None = None  # [rows, parts] fp32: the largest magnitudes of parts of act's rows
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
@@ -131,35 +115,37 @@ class Phase:
         if scale is None:
             yield "quantise", lambda: heads[0, :rows].copy_(flat[:rows])
         else:
-            yield "quantise", lambda: quantise(flat, heads, scale, rows=rows, amax=amax, schedule=self.fixed.row,
+            schedule = FIXED["quantise_row" if amax is None else "quantise"].schedule
+            yield "quantise", lambda: quantise(flat, heads, scale, rows=rows, amax=amax, schedule=schedule,
                                                numerics=self.numerics)
 
     def mix(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """What the rows learn from the sequence: from qkv's partials to space.heads."""
         yield "rope", lambda: rope_append(
             self.space.qkv, *self.rope, length, rows=rows, q=self.space.q, k_cache=cache.keys[index],
-            v_cache=cache.values[index], schedule=self.fixed.rope, numerics=self.numerics)
+            v_cache=cache.values[index], schedule=FIXED["rope"].schedule, numerics=self.numerics)
         yield from self.attend(index, cache, length, rows, chunks)
 
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
         """x = embedding of the tokens, normed for the first layer."""
         space = self.space
         norm(space.x, weight, self.shape.rms_norm_eps, rows=rows, out=space.entry, scale=space.x_scale, tokens=tokens,
-             embedding=embedding, schedule=self.fixed.norm, numerics=self.numerics)
+             embedding=embedding, schedule=FIXED["norm"].schedule, numerics=self.numerics)
 
     def layer(self, index: int, weights: PackedLayer, cache: DeviceCache, length: torch.Tensor, rows: int,
               chunks: int) -> Iterator[Launched]:
         """From what qkv reads to the partials of `down`, launch by launch."""
-        space, fixed, numerics = self.space, self.fixed, self.numerics
+        space, numerics = self.space, self.numerics
         yield "qkv", lambda: self.linear("qkv", weights.qkv, space.entry, space.x_scale, space.qkv, rows)
         yield from self.mix(index, cache, length, rows, chunks)
         yield "o", lambda: self.linear("o", weights.o, space.heads, space.heads_scale, space.y_o, rows)
         yield "norm", lambda: norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden,
-                                   scale=space.x_scale, part=space.y_o, schedule=fixed.norm, numerics=numerics)
+                                   scale=space.x_scale, part=space.y_o, schedule=FIXED["norm"].schedule,
+                                   numerics=numerics)
         yield from self.gated(weights.gate_up, rows)
         if (act_scale := space.act_scale) is not None:
             yield "quantise", lambda: quantise(space.act, space.act_q, act_scale, rows=rows, amax=self.act_amax,
-                                               schedule=fixed.row, numerics=numerics)
+                                               schedule=FIXED["quantise"].schedule, numerics=numerics)
         yield "down", lambda: self.linear("down", weights.down, space.act_q, space.act_scale, space.y_down, rows)
 
     def end(self, weight: torch.Tensor, rows: int, last: bool, feature: torch.Tensor | None = None,
@@ -167,24 +153,23 @@ class Phase:
         """x += down, normed: for the next layer, or in bf16 for the head where `last`. row: as in kernels/norm.py."""
         space = self.space
         norm(space.x, weight, self.shape.rms_norm_eps, rows=rows, out=space.final if last else space.entry,
-             scale=None if last else space.x_scale, part=space.y_down, feature=feature, row=row, schedule=self.fixed.norm,
-             numerics=self.numerics)
+             scale=None if last else space.x_scale, part=space.y_down, feature=feature, row=row,
+             schedule=FIXED["norm"].schedule, numerics=self.numerics)
 
 
 class Decode(Phase):
     """Up to a row tile of rows, one artefact a kernel whatever their number. schedules: by kernel name."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor],
-                 fixed: Fixed, schedules: dict[str, Schedule]) -> None:
-        super().__init__(shape, recipe, space, rope, fixed)
+                 schedules: dict[str, Schedule]) -> None:
+        super().__init__(shape, recipe, space, rope)
         self.schedules = schedules
         chunk = cast(AttentionSchedule, schedules["attention"]).chunk
         if chunk != recipe.kv_chunk:
             raise LoadError(f"attention's chunk is {chunk}", expected=f"{recipe.kv_chunk}, the KV chunk of recipe {recipe.name}")
         pieces = parts(MergeShape(shape.num_heads, shape.head_dim), cast(MergeSchedule, schedules["merge"]))
-        self.amax: torch.Tensor | None = None
-        if space.heads_scale is not None:
-            self.amax = space.heads.new_empty(space.rows, pieces, dtype=torch.float32)
+        self.amax = space.heads.new_empty(space.rows, pieces, dtype=torch.float32)
+        if space.act_scale is not None:
             tiles = -(-2 * shape.intermediate_size // cast(LinearSchedule, schedules["gate_up"]).BLOCK_N)
             self.act_amax = space.heads.new_empty(space.rows, tiles, dtype=torch.float32)
 
@@ -218,7 +203,7 @@ class Decode(Phase):
         schedule = cast(AttentionSchedule, self.schedules["attention"])
         yield "attention", lambda: attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
                                              out=cache.partials, schedule=schedule, numerics=self.numerics)
-        yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk, amax=self.amax,
+        yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk, chunks=chunks, amax=self.amax,
                                      schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
         yield from self.narrow(cache.partials.o, rows, self.amax)
 
@@ -229,7 +214,8 @@ class Decode(Phase):
         if weights.scale is not None:
             terms = x.new_empty(2, *x.shape, dtype=weights.w.dtype)
             scale = x.new_empty(len(x), dtype=torch.float32)
-            quantise(x, terms, scale, rows=len(x), schedule=self.fixed.norm, numerics=self.numerics)
+            quantise(x, terms, scale, rows=len(x), schedule=FIXED["quantise_row"].schedule,
+                     numerics=self.numerics)
         y = decode_linear(terms, scale, weights, len(x), schedule, self.numerics)
         return y if schedule.split_k == 1 else summed(y).to(torch.bfloat16)
 
@@ -237,29 +223,29 @@ class Decode(Phase):
 class Prefill(Phase):
     """Many rows. out: attention's output [rows, num_heads, head_dim] bf16."""
 
-    def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor],
-                 fixed: Fixed) -> None:
-        super().__init__(shape, recipe, space, rope, fixed)
+    def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor]) -> None:
+        super().__init__(shape, recipe, space, rope)
         self.out = torch.empty_like(space.q)
         self.gate_up = space.act.new_empty(1, space.rows, 2 * shape.intermediate_size)
-        if space.act_scale is not None:
-            self.act_amax = space.act.new_empty(space.rows, segments(shape.intermediate_size), dtype=torch.float32)
+        self.parts = space.act.new_empty(space.rows, segments(shape.intermediate_size), dtype=torch.float32)
+        self.act_amax = self.parts
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:
         """See Phase."""
         prefill_linear(x, weights.w, out[0], rows=rows, x_scale=scale, w_scale=weights.scale, bias=weights.bias,
-                       numerics=self.numerics)
+                       schedule=FIXED["prefill_linear"].schedule, numerics=self.numerics)
 
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
         """See Phase."""
         space = self.space
         yield "gate_up", lambda: self.linear("gate_up", weights, space.hidden, space.x_scale, self.gate_up, rows)
-        yield "swiglu", lambda: swiglu(self.gate_up[0], space.act, self.act_amax, rows=rows, schedule=self.fixed.row,
-                                       numerics=self.numerics)
+        yield "swiglu", lambda: swiglu(self.gate_up[0], space.act, self.parts, rows=rows,
+                                       schedule=FIXED["swiglu"].schedule, numerics=self.numerics)
 
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase."""
         yield "attention", lambda: prefill_attention(self.space.q, cache.keys[index], cache.values[index], length, self.out,
-                                                     rows=rows, numerics=self.numerics)
+                                                     rows=rows, schedule=FIXED["prefill_attention"].schedule,
+                                                     numerics=self.numerics)
         yield from self.narrow(self.out, rows)

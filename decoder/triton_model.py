@@ -29,7 +29,7 @@ from .loader import Checkpoint
 from .precision import Precision, precision_of
 from .rope import rope_table
 from .selection import Options, Selection, select_schedules
-from .triton_layer import Decode, Launched, PackedLayer, Prefill, fixed_schedules, launch_all, pack_layer
+from .triton_layer import Decode, Launched, PackedLayer, Prefill, launch_all, pack_layer
 from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from .workspace import new_workspace, splits
 
@@ -47,8 +47,8 @@ class TritonModel:
         """Takes the tensors out of the dictionary as it goes, so that they are freed."""
         self.shape, self.device, self.recipe, self.selection = shape, device, recipe, selection
         self.precision = low_precision(recipe)
-        self.fixed = fixed_schedules(selection.pdl)
-        self.notes = BackendNotes("triton", device_name(device), tuple(selection.rows), warnings=tuple(selection.warnings))
+        self.notes = BackendNotes("triton", device_name(device), tuple(selection.rows), warnings=tuple(selection.warnings),
+                                  promoted=selection.promoted)
         self.embedding = tensors.pop(EMBEDDING).to(device, torch.bfloat16)
         self.head = self.embedding if shape.tie_embeddings else tensors.pop(HEAD).to(device, torch.bfloat16)
         self.final_norm = tensors.pop(FINAL_NORM).to(device, torch.bfloat16)
@@ -57,7 +57,7 @@ class TritonModel:
         self.rope = rope_table(shape, shape.max_position + SLACK, device)
         self.vocab_limit = shape.vocab_size
         self.decode = Decode(shape, recipe, new_workspace(shape, ROWS, self.precision.is_e4m3, splits(selection.schedules),
-                                                          device), self.rope, self.fixed, selection.schedules)
+                                                          device), self.rope, selection.schedules)
         self.inputs = DeviceInputs(device)
         self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
         self.verified = Verified(self.inputs, self.scratch.tokens, self.decode.space.features)
@@ -183,7 +183,7 @@ class TritonModel:
         if self._prefill is None:
             space = new_workspace(self.shape, self.prefill_rows, self.precision.is_e4m3, {"qkv": 1, "o": 1, "down": 1},
                                   self.device)
-            self._prefill = Prefill(self.shape, self.recipe, space, self.rope, fixed_schedules(False))
+            self._prefill = Prefill(self.shape, self.recipe, space, self.rope)
         return self._prefill
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ class TritonModel:
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
         """The winners of up to a row tile of rows, [rows] int32, at a fixed address."""
         return lm_head(final, self.head, schedule=self.head_schedule, numerics=self.recipe.numerics, limit=self.vocab_limit,
-                       scratch=self.scratch, reduce=self.fixed.row)
+                       scratch=self.scratch)
 
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
         """See backend.Model.project."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..schedules.store import Found
 from .agreement import Agreement
 from .check import KINDS, CheckResult, run_checks
 from .engine import Decoder
@@ -17,6 +18,7 @@ from .loader import load_checkpoint
 from .precision import precision_of
 from .quality import load_task, measure_text, task_check, text_checks
 from .reference import compare_with_reference, reference_model
+from .upgrade import require_evidence, require_promoted
 from .weights import fingerprint
 
 SCHEMA = "tune-kernels/decoder-evidence/1"
@@ -26,16 +28,19 @@ Report = Callable[[CheckResult], None]
 
 @dataclass
 class Evidence:
-    """Every check of a run. weights: `path:NAME` or `random:SEED`; tokens_hash: SHA-256 of what the checks emitted."""
+    """Every check of a run. weights: `path:NAME` or `random:SEED`; prompts: different ones that the agreement checks decoded;
+    tokens_hash: SHA-256 of what the checks emitted; in_use: the promoted rows that `--promote` upgrades."""
 
     weights: str
     fingerprint: str
     recipe: str
     backend: str
     results: list[CheckResult] = field(default_factory=list)
+    prompts: int = 0
     tokens_compared: int = 0
     tokens_hash: str = ""
     not_run: list[str] = field(default_factory=list)
+    in_use: tuple[Found, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -50,8 +55,9 @@ class Evidence:
         """What the evidence file holds."""
         return {"schema": SCHEMA, "weights": self.weights, "fingerprint": self.fingerprint, "recipe": self.recipe,
                 "backend": self.backend, "random_weights": self.weights.startswith("random:"), "passed": self.passed,
-                "checks": self.counts(), "not_run": self.not_run, "tokens_compared": self.tokens_compared,
-                "tokens_hash": self.tokens_hash, "results": [r.to_dict() for r in self.results]}
+                "checks": self.counts(), "not_run": self.not_run, "prompts": self.prompts,
+                "tokens_compared": self.tokens_compared, "tokens_hash": self.tokens_hash,
+                "results": [r.to_dict() for r in self.results]}
 
     def write(self, path: Path) -> None:
         """Writes the file whole or not at all. Raises RequestError where that can't be done."""
@@ -66,7 +72,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to verify. text: the file whose beginning is the context and whose whole is the quality text."""
+    """What to verify. text: the file whose beginning is the context and whose whole is the quality text; promote: whether the
+    promoted rows in use are to have the evidence."""
 
     weights: str
     model: str | None
@@ -83,19 +90,23 @@ class Plan:
     schedules: str | None = None
     allow_untuned: bool = False
     no_graphs: bool = False
+    promote: bool = False
 
 
 def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evidence:
     """Runs the plan's checks; `report` sees each result as it comes.
 
     Raises:
-        LoadError, RequestError: what can't be loaded or read.
+        LoadError, RequestError: what can't be loaded or read; a plan to promote what these checks can't prove.
     """
+    if plan.promote:
+        require_evidence(plan.weights, plan.kinds)
     checkpoint = load_checkpoint(plan.weights, plan.model, torch.device("cpu"))
     mark = fingerprint(checkpoint.tensors)
     decoder = load_decoder(plan, plan.recipe, plan.drafter)
     ids = text_ids(decoder, plan)
-    evidence = Evidence(decoder.source, mark, plan.recipe, decoder.model.notes.name)
+    evidence = Evidence(decoder.source, mark, plan.recipe, decoder.model.notes.name,
+                        in_use=require_promoted(decoder.model.notes) if plan.promote else ())
     linear = precision_of(decoder.recipe).linear
 
     def take(results: Iterator[CheckResult]) -> None:
@@ -106,6 +117,7 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
     if "agreement" in plan.kinds:
         agreement = Agreement(decoder, ids[:AGREEMENT_PROMPT])
         take(run_checks("agreement", agreement.checks()))
+        evidence.prompts = len(agreement.prompts)
         evidence.tokens_compared = agreement.tokens_compared
         evidence.tokens_hash = hashlib.sha256(json.dumps(agreement.emitted).encode()).hexdigest()
     if "reference" in plan.kinds:

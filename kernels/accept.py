@@ -16,8 +16,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
+from ..shapes.model import AcceptShape, DraftTokenShape
 from .attention import ROWS
-from .operation import Launch, options, require_aligned
+from .norm import no_instructions
+from .operation import Launch, Operation, common_contract, options, require_aligned
 
 if TYPE_CHECKING:
     import torch
@@ -32,24 +34,25 @@ RECORD = 32  # int32 values of one round's record
 HEADER = 3  # of which: emitted, accepted, finished
 
 
-@triton.jit
-def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end_ptr, record_ptr, ring, K: tl.constexpr,
+@triton.jit(do_not_specialize=["ring", "draft_length"])
+def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end_ptr, record_ptr, ring, draft_length,
                   ROWS: tl.constexpr, STARTS: tl.constexpr, STRIDE: tl.constexpr, ENDS: tl.constexpr, RECORD: tl.constexpr,
                   HEADER: tl.constexpr, LENGTH: tl.constexpr, TIP: tl.constexpr, LEFT: tl.constexpr, ROUND: tl.constexpr,
                   FINISHED: tl.constexpr, PDL: tl.constexpr):
-    """record_ptr [ring, RECORD]; pair_ptr [2]: the last two tokens of the sequence, for a drafter that feeds both."""
+    """record_ptr [ring, RECORD]; draft_length: at most ROWS - 1; pair_ptr [2]: the last two tokens of the sequence, for a
+    drafter that feeds both."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     i = tl.arange(0, ROWS)
-    winner = tl.load(winner_ptr + i, mask=i <= K, other=-1)
-    draft = tl.load(row_token_ptr + 1 + i, mask=i < K, other=-2)
+    winner = tl.load(winner_ptr + i, mask=i <= draft_length, other=-1)
+    draft = tl.load(row_token_ptr + 1 + i, mask=i < draft_length, other=-2)
     pending = tl.load(row_token_ptr)
     length = tl.load(state_ptr + LENGTH)
     left = tl.load(state_ptr + LEFT)
     number = tl.load(state_ptr + ROUND)
     finished = tl.load(state_ptr + FINISHED)
-    accepted = tl.min(tl.where((i < K) & (winner == draft), ROWS, i), 0)
+    accepted = tl.min(tl.where((i < draft_length) & (winner == draft), ROWS, i), 0)
     ends = tl.load(end_ptr + tl.arange(0, ENDS))
     is_end = tl.max((winner[:, None] == ends[None, :]).to(tl.int32), 1)
     first_end = tl.min(tl.where((is_end > 0) & (i <= accepted), i, ROWS), 0)
@@ -78,10 +81,10 @@ def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end
     tl.store(record + HEADER + i, winner)
 
 
-@triton.jit(do_not_specialize=["rounds", "size"])
-def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, state_ptr, rounds, size, STEP: tl.constexpr,
+@triton.jit(do_not_specialize=["rounds", "size", "step"])
+def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, state_ptr, rounds, size, step,
                        LENGTH: tl.constexpr, ROUND: tl.constexpr, PDL: tl.constexpr):
-    """Drafted token STEP of a round becomes row 1 + STEP to verify. Where a script stands for the drafter (reference_ptr
+    """Drafted token `step` of a round becomes row 1 + step to verify. Where a script stands for the drafter (reference_ptr
     [size], the recorded sequence; accepted_ptr [rounds]), it is the recorded token while the round's script says right, and a
     wrong one after."""
     if PDL:
@@ -90,10 +93,38 @@ def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, st
     token = tl.load(token_ptr)
     if reference_ptr is not None:
         right = tl.load(accepted_ptr + tl.load(state_ptr + ROUND) % rounds)
-        at = tl.load(state_ptr + LENGTH) + 1 + STEP
+        at = tl.load(state_ptr + LENGTH) + 1 + step
         known = tl.load(reference_ptr + tl.minimum(at, size - 1))
-        token = tl.where(STEP < right, known, tl.where(known == 0, 1, 0))
-    tl.store(row_token_ptr + 1 + STEP, token)
+        token = tl.where(step < right, known, tl.where(known == 0, 1, 0))
+    tl.store(row_token_ptr + 1 + step, token)
+
+
+def accept_launch(shape: AcceptShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The artefact: the same for every draft length."""
+    pointers = ("winner_ptr", "row_token_ptr", "pair_ptr", "state_ptr", "start_ptr", "end_ptr", "record_ptr")
+    constants: dict[str, Any] = {"ROWS": shape.rows, "STARTS": STARTS, "STRIDE": STRIDE, "ENDS": ENDS, "RECORD": RECORD,
+                                 "HEADER": HEADER, "LENGTH": LENGTH, "TIP": TIP, "LEFT": LEFT, "ROUND": ROUND,
+                                 "FINISHED": FINISHED, "PDL": schedule.pdl}
+    return Launch(accept_kernel, {**dict.fromkeys(pointers, "*i32"), "ring": "i32", "draft_length": "i32"}, constants,
+                  options(schedule, numerics))
+
+
+def draft_token_launch(shape: DraftTokenShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The artefact: the same for every place in a draft."""
+    pointers = ("token_ptr", "row_token_ptr", "reference_ptr", "accepted_ptr", "state_ptr")
+    types = {**dict.fromkeys(pointers, "*i32"), **dict.fromkeys(("rounds", "size", "step"), "i32")}
+    constants: dict[str, Any] = {"LENGTH": LENGTH, "ROUND": ROUND, "PDL": schedule.pdl}
+    constants |= {} if shape.scripted else {"reference_ptr": None, "accepted_ptr": None}
+    return Launch(draft_token_kernel, types, constants, options(schedule, numerics))
+
+
+def one_program_contract(shape: AcceptShape | DraftTokenShape, schedule: FixedSchedule) -> str | None:
+    """Why a shape and a schedule can't go together, or None."""
+    return common_contract(schedule)
+
+
+ACCEPT = Operation(accept_kernel, FixedSchedule, one_program_contract, accept_launch, no_instructions)
+DRAFT_TOKEN = Operation(draft_token_kernel, FixedSchedule, one_program_contract, draft_token_launch, no_instructions)
 
 
 def accept(winners: "torch.Tensor", row_tokens: "torch.Tensor", pair: "torch.Tensor", state: "torch.Tensor",
@@ -104,11 +135,7 @@ def accept(winners: "torch.Tensor", row_tokens: "torch.Tensor", pair: "torch.Ten
     given = {"winner_ptr": winners, "row_token_ptr": row_tokens, "pair_ptr": pair, "state_ptr": state, "start_ptr": starts,
              "end_ptr": ends, "record_ptr": records}
     require_aligned(**given)
-    constants: dict[str, Any] = {"K": draft_length, "ROWS": ROWS, "STARTS": STARTS, "STRIDE": STRIDE, "ENDS": ENDS,
-                                 "RECORD": RECORD, "HEADER": HEADER, "LENGTH": LENGTH, "TIP": TIP, "LEFT": LEFT,
-                                 "ROUND": ROUND, "FINISHED": FINISHED, "PDL": schedule.pdl}
-    Launch(accept_kernel, {**dict.fromkeys(given, "*i32"), "ring": "i32"}, constants, options(schedule, numerics))(
-        (1,), ring=records.shape[0], **given)
+    accept_launch(AcceptShape(ROWS), schedule, numerics)((1,), ring=records.shape[0], draft_length=draft_length, **given)
 
 
 def draft_token(token: "torch.Tensor", row_tokens: "torch.Tensor", state: "torch.Tensor", *, step: int,
@@ -116,12 +143,8 @@ def draft_token(token: "torch.Tensor", row_tokens: "torch.Tensor", state: "torch
                 accepted: "torch.Tensor | None" = None) -> None:
     """token [1] int32 into row_tokens [ROWS], place 1 + step; reference [size] and accepted [rounds] int32, or neither."""
     scripted = reference is not None and accepted is not None
-    types = {**dict.fromkeys(("token_ptr", "row_token_ptr", "reference_ptr", "accepted_ptr", "state_ptr"), "*i32"),
-             "rounds": "i32", "size": "i32"}
-    constants: dict[str, Any] = {"STEP": step, "LENGTH": LENGTH, "ROUND": ROUND, "PDL": schedule.pdl}
-    constants |= {} if scripted else {"reference_ptr": None, "accepted_ptr": None}
     given = {"reference_ptr": reference, "accepted_ptr": accepted} if scripted else {}
     require_aligned(token=token, row_tokens=row_tokens, state=state, **given)
-    Launch(draft_token_kernel, types, constants, options(schedule, numerics))(
-        (1,), token_ptr=token, row_token_ptr=row_tokens, state_ptr=state, rounds=0 if accepted is None else len(accepted),
-        size=0 if reference is None else len(reference), **given)
+    draft_token_launch(DraftTokenShape(scripted), schedule, numerics)(
+        (1,), token_ptr=token, row_token_ptr=row_tokens, state_ptr=state, step=step,
+        rounds=0 if accepted is None else len(accepted), size=0 if reference is None else len(reference), **given)

@@ -17,9 +17,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
-from ..shapes.model import RowShape
+from ..shapes.model import QuantiseShape, RowShape
 from .linear import swiglu_act
-from .norm import no_instructions, row_scale, store_terms, terms
+from .norm import no_instructions, row_contract, row_scale, store_terms, terms
 from .operation import Launch, Operation, common_contract, options, require_aligned
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def swiglu_kernel(gate_up_ptr, act_ptr, amax_ptr, N: tl.constexpr, BLOCK: tl.con
     up = tl.load(place + 8, mask=mask, other=0.0).to(tl.float32)
     act = swiglu_act(gate, up)
     tl.store(act_ptr + row * N + offs, act.to(tl.bfloat16), mask=mask)
-    if amax_ptr is not None:
-        tl.store(amax_ptr + row * SEGMENTS + segment, tl.max(tl.abs(act), 0))
+    tl.store(amax_ptr + row * SEGMENTS + segment, tl.max(tl.abs(act), 0))
 
 
 @triton.jit
@@ -78,38 +77,42 @@ def segments(N: int) -> int:
 
 
 def swiglu_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The variant that writes the largest of each segment."""
+    """The artefact of one length of rows: the same for every row count."""
     constants: dict[str, Any] = {"N": shape.N, "BLOCK": SEGMENT, "SEGMENTS": segments(shape.N), "PDL": schedule.pdl}
     types = {"gate_up_ptr": "*bf16", "act_ptr": "*bf16", "amax_ptr": "*fp32"}
     return Launch(swiglu_kernel, types, constants, options(schedule, numerics))
 
 
-def quantise_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics, parts: int = 0) -> Launch:
-    """parts: the maxima of a row that come with it; none where one program takes a whole row."""
-    block = SEGMENT if parts else triton.next_power_of_2(shape.N)
-    constants: dict[str, Any] = {"N": shape.N, "BLOCK": block, "PARTS": parts, "POWER": triton.next_power_of_2(max(parts, 1)),
-                                 "PDL": schedule.pdl} | ({} if parts else {"amax_ptr": None})
+def quantise_launch(shape: QuantiseShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The artefact of one length of rows and number of maxima; without maxima one program takes a whole row."""
+    block = SEGMENT if shape.parts else triton.next_power_of_2(shape.N)
+    constants: dict[str, Any] = {"N": shape.N, "BLOCK": block, "PARTS": shape.parts,
+                                 "POWER": triton.next_power_of_2(max(shape.parts, 1)),
+                                 "PDL": schedule.pdl} | ({} if shape.parts else {"amax_ptr": None})
     types = {"x_ptr": "*bf16", "amax_ptr": "*fp32", "hi_ptr": "*fp8e4nv", "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     return Launch(quantise_kernel, types, constants, options(schedule, numerics))
 
 
-def _contract(shape: RowShape, schedule: FixedSchedule) -> str | None:
+def swiglu_contract(shape: RowShape, schedule: FixedSchedule) -> str | None:
+    """Why a shape and a schedule can't go together, or None."""
     return common_contract(schedule)
 
 
-SWIGLU = Operation(swiglu_kernel, FixedSchedule, _contract, swiglu_launch, no_instructions)
-QUANTISE = Operation(quantise_kernel, FixedSchedule, _contract, quantise_launch, no_instructions)
+def quantise_contract(shape: QuantiseShape, schedule: FixedSchedule) -> str | None:
+    """Why a shape and a schedule can't go together, or None."""
+    return common_contract(schedule) if shape.parts else row_contract(shape.N, schedule)
 
 
-def swiglu(gate_up: "torch.Tensor", act: "torch.Tensor", amax: "torch.Tensor | None", *, rows: int, schedule: FixedSchedule,
+SWIGLU = Operation(swiglu_kernel, FixedSchedule, swiglu_contract, swiglu_launch, no_instructions)
+QUANTISE = Operation(quantise_kernel, FixedSchedule, quantise_contract, quantise_launch, no_instructions)
+
+
+def swiglu(gate_up: "torch.Tensor", act: "torch.Tensor", amax: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
            numerics: Numerics) -> None:
-    """gate_up [>= rows, 2 N], act [>= rows, N], contiguous bf16; amax [>= rows, segments(N)] fp32 or None."""
+    """gate_up [>= rows, 2 N], act [>= rows, N], contiguous bf16; amax [>= rows, segments(N)] fp32."""
     N = act.shape[1]
     require_aligned(gate_up=gate_up, act=act, amax=amax)
-    launch = swiglu_launch(RowShape(N), schedule, numerics)
-    if amax is None:
-        launch = Launch(launch.kernel, launch.types, {**launch.constants, "amax_ptr": None}, launch.options)
-    launch((rows, segments(N)), gate_up_ptr=gate_up, act_ptr=act, **({} if amax is None else {"amax_ptr": amax}))
+    swiglu_launch(RowShape(N), schedule, numerics)((rows, segments(N)), gate_up_ptr=gate_up, act_ptr=act, amax_ptr=amax)
 
 
 def quantise(x: "torch.Tensor", out: "torch.Tensor", scale: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
@@ -119,7 +122,7 @@ def quantise(x: "torch.Tensor", out: "torch.Tensor", scale: "torch.Tensor", *, r
     N = x.shape[1]
     hi, lo = terms(out)
     require_aligned(x=x, hi=hi, lo=lo, scale=scale, amax=amax)
-    launch = quantise_launch(RowShape(N), schedule, numerics, 0 if amax is None else amax.shape[1])
+    launch = quantise_launch(QuantiseShape(N, 0 if amax is None else amax.shape[1]), schedule, numerics)
     launch((rows, 1 if amax is None else segments(N)), x_ptr=x, hi_ptr=hi, lo_ptr=lo, scale_ptr=scale,
            **({} if amax is None else {"amax_ptr": amax}))
 

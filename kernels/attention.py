@@ -12,6 +12,9 @@
 One chunk holds all the keys of a row at a position under `chunk`; where an output o is given, such a row's attention is
 finished here, in the bytes that the merge would give, and the merge leaves it alone.
 
+Where a launch covers more than FOLD chunks, as many programs as the GPU has room for walk over them, the next chunk's keys on the
+way while one is computed; a chunk comes to the same bytes either way.
+
 All query heads of one KV head, for all rows, share one tile of TILE rows, so that a key is read once and the tensor core's
 fast path is reached (64 rows or more). A row's place in the tile depends on the row alone.
 
@@ -35,18 +38,23 @@ from .operation import (
     Operation,
     common_contract,
     first_problem,
+    num_sms,
     options,
     power_of_two,
     require,
     require_aligned,
     require_contract,
     require_strides,
+    tensor_core,
 )
 
 if TYPE_CHECKING:
     import torch
 
 ROWS = 16  # rows that the layout of the partials has room for: the row tile of the recipes
+FOLD = 32  # chunks that make a group where there are more of them: see kernels/merge.py
+WALK_STAGES = 2  # chunks whose keys and values are in shared memory at once, where programs walk
+WALKERS = 4  # programs an SM, where they walk: twice what its shared memory has room for, so that none is idle at the end
 
 
 @triton.jit
@@ -64,12 +72,30 @@ def attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale):
     return m_new, l, acc
 
 
+@triton.jit
+def leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m, l, acc, NUM_HEADS: tl.constexpr,
+                HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """Stores what one chunk comes to: partials, or the output of rows whose keys are all in chunk 0."""
+    offs_d = tl.arange(0, HEAD_DIM)
+    whole = last < CHUNK
+    out = (chunk * ROWS + row) * NUM_HEADS + head
+    if chunk == 0:
+        # What the merge would give for a single chunk: acc / l, unscaled.
+        tl.store(o_ptr + (row * NUM_HEADS + head)[:, None] * HEAD_DIM + offs_d[None, :],
+                 (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=(live & whole)[:, None])
+    partial = live & (last >= CHUNK)
+    tl.store(m_ptr + out, m, mask=partial)
+    tl.store(l_ptr + out, l, mask=partial)
+    tl.store(acc_ptr + out[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], acc, mask=partial[:, None])
+
+
 @triton.jit(do_not_specialize=["rows"])
 def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_ptr, scale, rows, stride_qm, stride_qh,
                      stride_kt, stride_kh, stride_vt, stride_vh, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
                      HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
-                     BLOCK_N: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (num_kv_heads, chunks); a chunk past the keys leaves nothing."""
+                     BLOCK_N: tl.constexpr, WALK: tl.constexpr, PDL: tl.constexpr):
+    """Grid: (num_kv_heads, chunks), a chunk past the keys leaves nothing; or with WALK (num_kv_heads, any number), each program
+    one chunk after another."""
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
     if PDL:
@@ -77,11 +103,9 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
     # The length and the keys before it are of earlier passes: they may be read before the kernel in front is done.
     length = tl.load(length_ptr)
     start = chunk * CHUNK
-    end = tl.minimum(start + CHUNK, length + rows)
     offs_m = tl.arange(0, TILE)
     row = offs_m // GROUP
     head = kv_head * GROUP + offs_m % GROUP
-    live = (row < rows) & (start < length + rows)
     offs_d = tl.arange(0, HEAD_DIM)
     tile_n = tl.arange(0, BLOCK_N)
     last = length + row
@@ -92,38 +116,46 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
     l = tl.zeros((TILE,), tl.float32)
     acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
     offs_q = row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :]
-    if PDL and CHUNK == BLOCK_N:
-        offs_n = start + tile_n
-        old = offs_n < length
-        k_old = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=old[None, :], other=0.0)
-        v_old = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=old[:, None], other=0.0)
-        gdc_wait()
-        q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
-        new = (offs_n >= length) & (offs_n < length + rows)
-        k = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=new[None, :], other=0.0)
-        v = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=new[:, None], other=0.0)
-        m, l, acc = attention_step(q, tl.where(old[None, :], k_old, k), tl.where(old[:, None], v_old, v), offs_n, start, last,
-                                    m, l, acc, scale)
-    else:
+    if WALK:
         if PDL:
             gdc_wait()
+        live = row < rows
         q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
-        for n0 in tl.range(start, end, BLOCK_N):
-            offs_n = n0 + tile_n
+        for at in tl.range(chunk, tl.cdiv(length + rows, CHUNK), tl.num_programs(1), num_stages=WALK):
+            offs_n = at * CHUNK + tile_n
             there = offs_n < length + rows
-            k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
-            v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
-            m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
-    whole = last < CHUNK
-    out = (chunk * ROWS + row) * (NUM_KV_HEADS * GROUP) + head
-    if chunk == 0:
-        # What the merge would give for a single chunk: acc / l, unscaled.
-        tl.store(o_ptr + (row * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + offs_d[None, :],
-                 (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=(live & whole)[:, None])
-    partial = live & (last >= CHUNK)
-    tl.store(m_ptr + out, m, mask=partial)
-    tl.store(l_ptr + out, l, mask=partial)
-    tl.store(acc_ptr + out[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], acc, mask=partial[:, None])
+            k = tl.load(k_base + tl.cast(at * CHUNK, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
+            v = tl.load(v_base + tl.cast(at * CHUNK, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
+            m_c, l_c, acc_c = attention_step(q, k, v, offs_n, at * CHUNK, last, m, l, acc, scale)
+            leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, at, row, head, live, last, m_c, l_c, acc_c, NUM_KV_HEADS * GROUP, HEAD_DIM,
+                        ROWS, CHUNK)
+    else:
+        end = tl.minimum(start + CHUNK, length + rows)
+        live = (row < rows) & (start < length + rows)
+        if PDL and CHUNK == BLOCK_N:
+            offs_n = start + tile_n
+            old = offs_n < length
+            k_old = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=old[None, :], other=0.0)
+            v_old = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=old[:, None], other=0.0)
+            gdc_wait()
+            q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
+            new = (offs_n >= length) & (offs_n < length + rows)
+            k = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=new[None, :], other=0.0)
+            v = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=new[:, None], other=0.0)
+            m, l, acc = attention_step(q, tl.where(old[None, :], k_old, k), tl.where(old[:, None], v_old, v), offs_n, start,
+                                       last, m, l, acc, scale)
+        else:
+            if PDL:
+                gdc_wait()
+            q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
+            for n0 in tl.range(start, end, BLOCK_N):
+                offs_n = n0 + tile_n
+                there = offs_n < length + rows
+                k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
+                v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
+                m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
+        leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m, l, acc, NUM_KV_HEADS * GROUP, HEAD_DIM, ROWS,
+                    CHUNK)
 
 
 def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> str | None:
@@ -146,20 +178,22 @@ def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> st
     return None
 
 
-def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one shape and schedule: the same for every row count, length and cache layout."""
+def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numerics: Numerics, walk: bool = False) -> Launch:
+    """The artefact of one shape and schedule: the same for every row count, length and cache layout. walk: the one whose programs
+    take one chunk after another."""
     types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "length_ptr": "*i32", "acc_ptr": "*fp32",
              "m_ptr": "*fp32", "l_ptr": "*fp32", "o_ptr": "*bf16", "scale": "fp32", "rows": "i32",
              **dict.fromkeys(("stride_qm", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
     constants: dict[str, Any] = {
         "NUM_KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim, "ROWS": ROWS,
-        "CHUNK": schedule.chunk, "TILE": schedule.TILE, "BLOCK_N": schedule.BLOCK_N, "PDL": schedule.pdl,
+        "CHUNK": schedule.chunk, "TILE": schedule.TILE, "BLOCK_N": schedule.BLOCK_N, "WALK": WALK_STAGES if walk else 0,
+        "PDL": schedule.pdl,
     }
     return Launch(attention_kernel, types, constants, options(schedule, numerics))
 
 
 def attention_instructions(shape: KernelShape, arch: str) -> Instructions:
-    return Instructions(required=("HGMMA",) if arch == "sm_90" else ("UTCHMMA",), forbidden=("HMMA",))
+    return tensor_core("bf16", arch)
 
 
 def attention_shared_bytes(shape: AttentionShape, schedule: AttentionSchedule) -> int:
@@ -179,12 +213,13 @@ def max_rows(shape: AttentionShape, schedule: AttentionSchedule) -> int:
 @dataclass(frozen=True)
 class Partials:
     """What `attention` leaves for `merge`. acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32;
-    o [>= rows, num_heads, head_dim] bf16, where rows of one chunk are finished."""
+    o [>= rows, num_heads, head_dim] bf16, where rows of one chunk are finished. groups: room for one of each FOLD partials."""
 
     acc: "torch.Tensor"
     m: "torch.Tensor"
     l: "torch.Tensor"
     o: "torch.Tensor"
+    groups: "tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None" = None
 
 
 def new_partials(shape: AttentionShape, chunks: int, rows: int, device: "torch.device | str") -> Partials:
@@ -192,10 +227,16 @@ def new_partials(shape: AttentionShape, chunks: int, rows: int, device: "torch.d
     import torch
 
     heads = (chunks, ROWS, shape.num_heads)
-    return Partials(torch.empty((*heads, shape.head_dim), dtype=torch.float32, device=device),
-                    torch.empty(heads, dtype=torch.float32, device=device),
-                    torch.empty(heads, dtype=torch.float32, device=device),
-                    torch.empty((rows, shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=device))
+    acc = torch.empty((*heads, shape.head_dim), dtype=torch.float32, device=device)
+    return Partials(acc, acc.new_empty(heads), acc.new_empty(heads),
+                    torch.empty((rows, shape.num_heads, shape.head_dim), dtype=torch.bfloat16, device=device),
+                    new_groups(acc) if chunks > FOLD else None)
+
+
+def new_groups(acc: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    """Room for a partial of each FOLD of acc [chunks, ROWS, num_heads, head_dim]."""
+    groups = acc.new_empty((triton.cdiv(len(acc), FOLD), *acc.shape[1:]))
+    return groups, acc.new_empty(groups.shape[:3]), acc.new_empty(groups.shape[:3])
 
 
 def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor", *,
@@ -233,10 +274,16 @@ def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor
     if out is None:
         out = new_partials(shape, chunks, rows, q.device)
     require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, acc=out.acc, m=out.m, l=out.l, o=out.o)
-    attention_launch(shape, schedule, numerics)(
-        (shape.num_kv_heads, chunks), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length,
-        acc_ptr=out.acc, m_ptr=out.m, l_ptr=out.l, o_ptr=out.o, scale=head_dim**-0.5, rows=rows, **strides)
+    walk = chunks > FOLD and schedule.chunk == schedule.BLOCK_N
+    attention_launch(shape, schedule, numerics, walk)(
+        (shape.num_kv_heads, walkers(shape, chunks, q) if walk else chunks), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache,
+        length_ptr=length, acc_ptr=out.acc, m_ptr=out.m, l_ptr=out.l, o_ptr=out.o, scale=head_dim**-0.5, rows=rows, **strides)
     return out
+
+
+def walkers(shape: AttentionShape, chunks: int, q: "torch.Tensor") -> int:
+    """Programs a KV head that fill the GPU. Their number doesn't reach the bits: each chunk is a partial of its own."""
+    return min(chunks, triton.cdiv(WALKERS * num_sms(q), shape.num_kv_heads))
 
 
 def attention_reference(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor",

@@ -1,6 +1,7 @@
-"""Language-model head in bf16: logits = x @ w.T in fp32, and either the winning token of each row or the logits.
+"""Language-model head: logits = x @ w.T in fp32, and either the winning token of each row or the logits.
 
-    x [rows, K] bf16, w [N, K] bf16 (N: vocabulary), both with K contiguous.
+    x [rows, K], w [N, K] (N: vocabulary), both with K contiguous: bf16, or e4m3 with scales and x in one or two terms, as in
+    kernels/linear.py: a drafter's head.
 
 Two kernels. `head_kernel` computes one block of logits; its two variants share the reduction, so the argmax of the logits
 variant is the token of the argmax variant, ties included. The argmax variant writes only the best value and id of each
@@ -19,7 +20,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule, HeadSchedule
-from ..shapes.model import HeadShape, KernelShape
+from ..shapes.model import HeadShape, KernelShape, ReduceShape
+from .linear import linear_reference, load_rows
+from .norm import no_instructions
 from .operation import (
     Instructions,
     Launch,
@@ -32,26 +35,31 @@ from .operation import (
     require_aligned,
     require_contract,
     require_strides,
+    tensor_core,
 )
 
 if TYPE_CHECKING:
     import torch
 
+REDUCE_SCHEDULE = FixedSchedule(num_warps=8, pdl=True)
 REDUCE_TILE = 256  # blocks that head_reduce_kernel compares at once; any size gives the same token
 
 
 @triton.jit(do_not_specialize=["rows", "limit"])
-def head_kernel(x_ptr, w_ptr, logits_ptr, best_ptr, id_ptr, rows, limit, stride_xm, stride_wn, stride_lm, N: tl.constexpr,
-                K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr,
-                PDL: tl.constexpr):
-    """logits_ptr [rows, N] fp32, or None; best_ptr, id_ptr [ROW_TILE, blocks], or None. limit: ids from it on never win."""
+def head_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, logits_ptr, best_ptr, id_ptr, rows, limit, stride_xm, stride_xt,
+                stride_wn, stride_lm, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                ROW_TILE: tl.constexpr, TERMS: tl.constexpr, PROMOTE: tl.constexpr, PDL: tl.constexpr):
+    """x_scale_ptr [rows] and w_scale_ptr [N] fp32, or None for bf16; logits_ptr [rows, N] fp32, or None; best_ptr, id_ptr
+    [ROW_TILE, blocks], or None. limit: ids from it on never win."""
     pid = tl.program_id(0)
     n0 = pid * BLOCK_N
     tile_n = tl.arange(0, BLOCK_N)
     tile_k = tl.arange(0, BLOCK_K)
     offs_n = n0 + tile_n
     offs_m = tl.arange(0, ROW_TILE)
-    acc = tl.zeros((BLOCK_N, ROW_TILE), tl.float32)
+    acc = tl.zeros((BLOCK_N, TERMS * ROW_TILE), tl.float32)
+    if w_scale_ptr is not None:
+        w_scale = tl.load(w_scale_ptr + offs_n, mask=offs_n < N, other=0.0)
     if PDL:
         gdc_wait()
     for k0 in tl.range(0, K, BLOCK_K):
@@ -61,14 +69,16 @@ def head_kernel(x_ptr, w_ptr, logits_ptr, best_ptr, id_ptr, rows, limit, stride_
             w = tl.load(w_pointers)
         else:
             w = tl.load(w_pointers, mask=(tile_n[:, None] < N - n0) & (tile_k[None, :] < K - k0), other=0.0)
-        x_mask = offs_m[None, :] < rows
-        if K % BLOCK_K != 0:
-            x_mask = x_mask & (tile_k[:, None] < K - k0)
-        x = tl.load(x_ptr + k0 + (offs_m[None, :] * stride_xm + tile_k[:, None]), mask=x_mask, other=0.0)
-        acc = tl.dot(w, x, acc)
+        x = load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K, BLOCK_K, BLOCK_K, ROW_TILE, TERMS)
+        acc = tl.dot(w, x, acc, max_num_imprecise_acc=PROMOTE)
     if PDL:
         gdc_launch_dependents()
+    if TERMS == 2:
+        acc, low = acc.reshape(BLOCK_N, 2, ROW_TILE).permute(0, 2, 1).split()
+        acc = acc + low * 0.0625  # 1 / LO_FACTOR
     live = offs_m < rows
+    if x_scale_ptr is not None:
+        acc = acc * tl.load(x_scale_ptr + offs_m, mask=live, other=0.0)[None, :] * w_scale[:, None]
     if logits_ptr is not None:
         tl.store(logits_ptr + offs_m[None, :].to(tl.int64) * stride_lm + offs_n[:, None], acc,
                  mask=live[None, :] & (offs_n[:, None] < N))
@@ -122,10 +132,17 @@ def head_contract(shape: HeadShape, schedule: HeadSchedule) -> str | None:
 
 
 def _head_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numerics, logits: bool) -> Launch:
+    fp8 = shape.dtype == "e4m3"
+    element = "*fp8e4nv" if fp8 else "*bf16"
     constants: dict[str, Any] = {"N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
-                                 "ROW_TILE": schedule.row_tile, "PDL": schedule.pdl}
-    types = {"x_ptr": "*bf16", "w_ptr": "*bf16", "rows": "i32", "limit": "i32", "stride_xm": "i32",
-             "stride_wn": "i32", "stride_lm": "i32"}
+                                 "ROW_TILE": schedule.row_tile, "TERMS": shape.terms, "PDL": schedule.pdl,
+                                 "PROMOTE": min(numerics.promote_every, schedule.BLOCK_K) or None if fp8 else None}
+    types = {"x_ptr": element, "w_ptr": element, "rows": "i32", "limit": "i32",
+             **dict.fromkeys(("stride_xm", "stride_xt", "stride_wn", "stride_lm"), "i32")}
+    if fp8:
+        types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
+    else:
+        constants |= {"x_scale_ptr": None, "w_scale_ptr": None}
     if logits:
         types["logits_ptr"] = "*fp32"
         constants |= {"best_ptr": None, "id_ptr": None}
@@ -145,42 +162,68 @@ def head_logits_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numer
     return _head_launch(shape, schedule, numerics, logits=True)
 
 
-def head_reduce_launch(shape: HeadShape, schedule: FixedSchedule, numerics: Numerics, mapped: bool = False) -> Launch:
+def head_reduce_launch(shape: ReduceShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """One artefact for every vocabulary and block size."""
     types = {"best_ptr": "*fp32", "id_ptr": "*i32", "token_ptr": "*i32", "map_ptr": "*i32", "blocks": "i32"}
-    constants = {"TILE": REDUCE_TILE, "PDL": schedule.pdl, **({} if mapped else {"map_ptr": None})}
+    constants = {"TILE": REDUCE_TILE, "PDL": schedule.pdl, **({} if shape.mapped else {"map_ptr": None})}
     return Launch(head_reduce_kernel, types, constants, options(schedule, numerics))
 
 
 def head_instructions(shape: KernelShape, arch: str) -> Instructions:
-    return Instructions(required=("HGMMA",) if arch == "sm_90" else ("UTCHMMA",), forbidden=("HMMA",))
+    assert isinstance(shape, HeadShape)
+    return tensor_core(shape.dtype, arch)
 
 
 def head_shared_bytes(shape: HeadShape, schedule: HeadSchedule) -> int:
     """Lower bound: the tiles in flight."""
     stages = max(1, min(schedule.num_stages - 1, triton.cdiv(shape.K, schedule.BLOCK_K)))
-    return stages * (schedule.BLOCK_N + schedule.row_tile) * schedule.BLOCK_K * 2
+    size = 1 if shape.dtype == "e4m3" else 2
+    return stages * (schedule.BLOCK_N + schedule.row_tile * shape.terms) * schedule.BLOCK_K * size
 
 
 ARGMAX = Operation(head_kernel, HeadSchedule, head_contract, head_argmax_launch, head_instructions, head_shared_bytes)
 LOGITS = Operation(head_kernel, HeadSchedule, head_contract, head_logits_launch, head_instructions, head_shared_bytes)
 REDUCE = Operation(head_reduce_kernel, FixedSchedule, lambda shape, schedule: common_contract(schedule), head_reduce_launch,
-                   lambda shape, arch: Instructions())
+                   no_instructions)
 
 
-def _checked(x: "torch.Tensor", w: "torch.Tensor", schedule: HeadSchedule) -> HeadShape:
+@dataclass(frozen=True)
+class HeadInput:
+    """What a head multiplies. x [rows, K], bf16 or e4m3, its row stride a multiple of 16; lo: the second term of an e4m3 x, with
+    its strides, after it in one allocation; scale [rows] fp32, for e4m3."""
+
+    x: "torch.Tensor"
+    lo: "torch.Tensor | None" = None
+    scale: "torch.Tensor | None" = None
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[0]
+
+
+def _arguments(x: HeadInput, w: "torch.Tensor", w_scale: "torch.Tensor | None",
+               schedule: HeadSchedule) -> tuple[HeadShape, dict[str, Any]]:
+    """The shape, and what both variants are launched with. Raises ContractError."""
     import torch
 
-    rows, K = x.shape
-    shape = HeadShape(w.shape[0], K)
-    require(x.dtype == w.dtype == torch.bfloat16, f"x is {x.dtype}, w is {w.dtype}", "both bfloat16")
-    require(w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.shape)}, w {list(w.shape)}",
+    rows, K = x.x.shape
+    fp8 = w.dtype == torch.float8_e4m3fn
+    shape = HeadShape(w.shape[0], K, "e4m3" if fp8 else "bf16", 1 if x.lo is None else 2)
+    require(x.x.dtype == w.dtype and w.dtype in (torch.bfloat16, torch.float8_e4m3fn), f"x is {x.x.dtype}, w is {w.dtype}",
+            "both bfloat16 or both float8_e4m3fn")
+    require((x.scale is not None) == fp8 == (w_scale is not None), f"scales with {w.dtype}", "both with e4m3, neither with bf16")
+    require(x.lo is None or (fp8 and x.lo.dtype == w.dtype and x.lo.shape == x.x.shape and x.lo.stride() == x.x.stride()),
+            "a second term that isn't as x", "x and lo both e4m3, of one shape and strides")
+    require(w.shape[1] == K and x.x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.x.shape)}, w {list(w.shape)}",
             "x [rows, K] and w [N, K] with K contiguous")
     require(1 <= rows <= schedule.row_tile, f"{rows} rows", f"1 to {schedule.row_tile}, the row tile")
     require_contract(ARGMAX, shape, schedule)
-    require_strides(stride_xm=x.stride(0), stride_wn=w.stride(0))
-    require_aligned(x=x, w=w)
-    return shape
+    stride_xt = 16 if x.lo is None else (x.lo.data_ptr() - x.x.data_ptr()) // x.x.element_size()
+    strides = {"stride_xm": x.x.stride(0), "stride_xt": stride_xt, "stride_wn": w.stride(0)}
+    require_strides(**strides)
+    require_aligned(x=x.x, w=w, x_scale=x.scale, w_scale=w_scale)
+    scales = {"x_scale_ptr": x.scale, "w_scale_ptr": w_scale} if fp8 else {}
+    return shape, {"x_ptr": x.x, "w_ptr": w, "rows": rows, **strides, **scales}
 
 
 @dataclass(frozen=True)
@@ -202,48 +245,47 @@ def new_scratch(N: int, schedule: HeadSchedule, device: "torch.device") -> HeadS
                        torch.zeros(schedule.row_tile, dtype=torch.int32, device=device))
 
 
-def lm_head(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics, limit: int | None = None,
-            ids: "torch.Tensor | None" = None, scratch: HeadScratch | None = None,
-            reduce: FixedSchedule | None = None) -> "torch.Tensor":
+def lm_head(x: "torch.Tensor | HeadInput", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics,
+            w_scale: "torch.Tensor | None" = None, limit: int | None = None, ids: "torch.Tensor | None" = None,
+            scratch: HeadScratch | None = None) -> "torch.Tensor":
     """argmax over the vocabulary of x @ w.T, without writing logits: [rows] int32, the lowest id on a tie.
 
     Args:
-        x: [rows, K] bf16, 1 <= rows <= schedule.row_tile.
-        w: [N, K] bf16.
+        x: [rows, K] bf16, or a HeadInput; 1 <= rows <= schedule.row_tile.
+        w: [N, K] of x's type. w_scale: [N] fp32, for e4m3.
         limit: ids from it on never win. ids: [N] int32, what each row of w stands for; the row's number where not given.
-        scratch: where to write, instead of new tensors. reduce: schedule of the second kernel.
+        scratch: where to write, instead of new tensors.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
     """
-    shape = _checked(x, w, schedule)
-    rows = x.shape[0]
-    out = scratch or new_scratch(shape.N, schedule, x.device)
+    given = x if isinstance(x, HeadInput) else HeadInput(x)
+    shape, arguments = _arguments(given, w, w_scale, schedule)
+    out = scratch or new_scratch(shape.N, schedule, w.device)
     blocks = triton.cdiv(shape.N, schedule.BLOCK_N)
     head_argmax_launch(shape, schedule, numerics)(
-        (blocks,), x_ptr=x, w_ptr=w, best_ptr=out.best, id_ptr=out.ids, rows=rows, limit=shape.N if limit is None else limit,
-        stride_xm=x.stride(0), stride_wn=w.stride(0), stride_lm=16)
-    head_reduce_launch(shape, reduce or FixedSchedule(num_warps=4), numerics, mapped=ids is not None)(
-        (rows,), best_ptr=out.best, id_ptr=out.ids, token_ptr=out.tokens, blocks=blocks,
+        (blocks,), **arguments, best_ptr=out.best, id_ptr=out.ids, limit=shape.N if limit is None else limit, stride_lm=16)
+    head_reduce_launch(ReduceShape(ids is not None), REDUCE_SCHEDULE, numerics)(
+        (given.rows,), best_ptr=out.best, id_ptr=out.ids, token_ptr=out.tokens, blocks=blocks,
         **({} if ids is None else {"map_ptr": ids}))
-    return out.tokens[:rows]
+    return out.tokens[:given.rows]
 
 
-def lm_head_logits(x: "torch.Tensor", w: "torch.Tensor", *, schedule: HeadSchedule,
-                   numerics: Numerics) -> "torch.Tensor":
+def lm_head_logits(x: "torch.Tensor | HeadInput", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics,
+                   w_scale: "torch.Tensor | None" = None) -> "torch.Tensor":
     """x @ w.T in fp32: [rows, N]. Same reduction as `lm_head`, same arguments and errors."""
     import torch
 
-    shape = _checked(x, w, schedule)
-    rows = x.shape[0]
+    given = x if isinstance(x, HeadInput) else HeadInput(x)
+    shape, arguments = _arguments(given, w, w_scale, schedule)
     stride_lm = triton.cdiv(shape.N, 16) * 16
-    logits = torch.empty((rows, stride_lm), dtype=torch.float32, device=x.device)
+    logits = torch.empty((given.rows, stride_lm), dtype=torch.float32, device=w.device)
     head_logits_launch(shape, schedule, numerics)(
-        (triton.cdiv(shape.N, schedule.BLOCK_N),), x_ptr=x, w_ptr=w, logits_ptr=logits, rows=rows,
-        limit=shape.N, stride_xm=x.stride(0), stride_wn=w.stride(0), stride_lm=stride_lm)
+        (triton.cdiv(shape.N, schedule.BLOCK_N),), **arguments, logits_ptr=logits, limit=shape.N, stride_lm=stride_lm)
     return logits[:, :shape.N]
 
 
-def lm_head_reference(x: "torch.Tensor", w: "torch.Tensor") -> "torch.Tensor":
+def lm_head_reference(x: "torch.Tensor | HeadInput", w: "torch.Tensor", w_scale: "torch.Tensor | None" = None) -> "torch.Tensor":
     """Logits in fp64: [rows, N]."""
-    return x.double() @ w.double().T
+    given = x if isinstance(x, HeadInput) else HeadInput(x)
+    return linear_reference(given.x, w, given.scale, w_scale, x_lo=given.lo)

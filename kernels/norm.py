@@ -23,11 +23,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
-from ..shapes.model import KernelShape, NormShape
+from ..shapes.model import DraftNormShape, KernelShape, NormShape
 from .operation import Instructions, Launch, Operation, common_contract, options, require, require_aligned
 
 if TYPE_CHECKING:
     import torch
+
+ROW_VALUES = 32768  # of a row that one program holds: 32 a thread of 32 warps
 
 
 @triton.jit
@@ -65,7 +67,7 @@ def rms_norm_row(x, weight, eps, H: tl.constexpr):
     """(RMSNorm of one row of fp32 values, rounded to bf16 before the weight and after it, in fp32; its largest magnitude but for
     those roundings). One reduction gives both."""
     total, top = tl.reduce((x * x, tl.abs(x * weight)), 0, _sum_and_max)
-    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(total, H * 1.0) + eps))
+    scale = tl.rsqrt(total * (1.0 / H) + eps)
     return ((x * scale).to(tl.bfloat16).to(tl.float32) * weight).to(tl.bfloat16).to(tl.float32), top * scale
 
 
@@ -140,11 +142,16 @@ def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, f
         tl.store(out_ptr + place + H, right.to(tl.bfloat16), mask=mask)
 
 
-def norm_contract(shape: NormShape, schedule: FixedSchedule) -> str | None:
+def norm_contract(shape: NormShape | DraftNormShape, schedule: FixedSchedule) -> str | None:
     """Why a shape and a schedule can't go together, or None."""
-    if shape.H > 32768:
-        return f"H {shape.H} is more than the 32,768 values of a row that one program holds"
-    return common_contract(schedule)
+    return row_contract(shape.H, schedule)
+
+
+def row_contract(N: int, schedule: FixedSchedule) -> str | None:
+    """Why one program can't hold a row of N values, or None."""
+    if N > ROW_VALUES:
+        return f"a row of {N:,} values is more than the {ROW_VALUES:,} that one program holds"
+    return common_contract(schedule, most_warps=32)
 
 
 def norm_launch(shape: NormShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
@@ -162,12 +169,24 @@ def norm_launch(shape: NormShape, schedule: FixedSchedule, numerics: Numerics) -
     return Launch(norm_kernel, types, constants, options(schedule, numerics))
 
 
+def draft_norm_launch(shape: DraftNormShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The artefact of an EAGLE-3 entry: the same for every row count."""
+    pointers = ("token_weight_ptr", "feature_weight_ptr", "embedding_ptr", "feature_ptr", "x_ptr")
+    types = {**dict.fromkeys(pointers, "*bf16"), "token_ptr": "*i32", "out_ptr": "*fp8e4nv" if shape.quantised else "*bf16",
+             "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32", "eps": "fp32"}
+    constants: dict[str, Any] = {"H": shape.H, "BLOCK": triton.next_power_of_2(shape.H), "PDL": schedule.pdl,
+                                 "NORMED_RESIDUAL": shape.normed_residual}
+    constants |= {} if shape.quantised else {"lo_ptr": None, "scale_ptr": None}
+    return Launch(draft_norm_kernel, types, constants, options(schedule, numerics))
+
+
 def no_instructions(shape: KernelShape, arch: str) -> Instructions:
     """Nothing to multiply: no tensor-core instruction has business here."""
     return Instructions(forbidden=("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA"))
 
 
 OPERATION = Operation(norm_kernel, FixedSchedule, norm_contract, norm_launch, no_instructions)
+DRAFT = Operation(draft_norm_kernel, FixedSchedule, norm_contract, draft_norm_launch, no_instructions)
 
 
 def norm(x: "torch.Tensor", weight: "torch.Tensor", eps: float, *, rows: int, out: "torch.Tensor", schedule: FixedSchedule,
@@ -194,7 +213,8 @@ def norm(x: "torch.Tensor", weight: "torch.Tensor", eps: float, *, rows: int, ou
     require((tokens is None) == (embedding is None), "tokens without embedding, or the reverse", "both or neither")
     require(row is None or rows == 1, f"{rows} rows beside a row to read", "1")
     hi, lo = terms(out)
-    require_aligned(x=x, weight=weight, hi=hi, lo=lo, scale=scale, part=part, tokens=tokens, embedding=embedding, row=row)
+    require_aligned(x=x, weight=weight, hi=hi, lo=lo, scale=scale, part=part, tokens=tokens, embedding=embedding, row=row,
+                    feature=feature)
     given = {"part_ptr": part, "token_ptr": tokens, "embedding_ptr": embedding, "row_ptr": row, "lo_ptr": lo,
              "scale_ptr": scale, "feature_ptr": feature}
     norm_launch(shape, schedule, numerics)(
@@ -208,15 +228,11 @@ def draft_norm(tokens: "torch.Tensor", embedding: "torch.Tensor", feature: "torc
                scale: "torch.Tensor | None", normed_residual: bool, schedule: FixedSchedule, numerics: Numerics) -> None:
     """An EAGLE-3 entry: tokens [rows] int32, feature and x [>= rows, H] bf16, out [2, >= rows, 2 H] e4m3 with scale, or
     [1, >= rows, 2 H] bf16."""
-    H = feature.shape[1]
-    types = {"token_ptr": "*i32", "embedding_ptr": "*bf16", "feature_ptr": "*bf16", "token_weight_ptr": "*bf16",
-             "feature_weight_ptr": "*bf16", "x_ptr": "*bf16", "out_ptr": "*bf16" if scale is None else "*fp8e4nv",
-             "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32", "eps": "fp32"}
+    shape = DraftNormShape(feature.shape[1], scale is not None, normed_residual)
     hi, lo = terms(out)
-    constants: dict[str, Any] = {"H": H, "BLOCK": triton.next_power_of_2(H), "NORMED_RESIDUAL": normed_residual,
-                                 "PDL": schedule.pdl} | ({"lo_ptr": None, "scale_ptr": None} if scale is None else {})
-    require_aligned(tokens=tokens, embedding=embedding, feature=feature, x=x, hi=hi, lo=lo, scale=scale)
-    Launch(draft_norm_kernel, types, constants, options(schedule, numerics))(
+    require_aligned(tokens=tokens, embedding=embedding, feature=feature, token_weight=token_weight,
+                    feature_weight=feature_weight, x=x, hi=hi, lo=lo, scale=scale)
+    draft_norm_launch(shape, schedule, numerics)(
         (rows,), token_ptr=tokens, embedding_ptr=embedding, feature_ptr=feature, token_weight_ptr=token_weight,
         feature_weight_ptr=feature_weight, x_ptr=x, out_ptr=hi, eps=eps,
         **({} if scale is None else {"lo_ptr": lo, "scale_ptr": scale}))

@@ -56,6 +56,15 @@ class Instructions:
     forbidden_ptx: tuple[str, ...] = ()
 
 
+def tensor_core(dtype: str, arch: str) -> Instructions:
+    """What a matrix product of this type must reach: FP8 the FP8 instruction, and a conversion to f16 on the way is the silent
+    fallback."""
+    if dtype == "e4m3":
+        return Instructions(required=("QGMMA",) if arch == "sm_90" else ("UTCQMMA",),
+                            forbidden=("HMMA", "HGMMA", "UTCHMMA"), forbidden_ptx=("cvt.rn.f16x2.e4m3x2",))
+    return Instructions(required=("HGMMA",) if arch == "sm_90" else ("UTCHMMA",), forbidden=("HMMA",))
+
+
 def options(schedule: Any, numerics: Numerics) -> dict[str, Any]:
     """Compiler options of a schedule under a recipe's numerics."""
     chosen: dict[str, Any] = {"num_warps": schedule.num_warps, "enable_fp_fusion": numerics.enable_fp_fusion}
@@ -83,10 +92,10 @@ class Operation:
     shared_bytes: Callable[[Any, Any], int] = field(default=lambda shape, schedule: 0)
 
 
-def common_contract(schedule: Any) -> str | None:
+def common_contract(schedule: Any, most_warps: int = 16) -> str | None:
     """The rules that hold for every kernel."""
-    if schedule.num_warps & (schedule.num_warps - 1) or schedule.num_warps > 16:
-        return f"num_warps {schedule.num_warps} is not 1, 2, 4, 8 or 16"
+    if schedule.num_warps & (schedule.num_warps - 1) or schedule.num_warps > most_warps:
+        return f"num_warps {schedule.num_warps} is not a power of two up to {most_warps}"
     maxnreg = getattr(schedule, "maxnreg", None)
     if maxnreg is not None:
         if not 24 <= maxnreg <= 255 or maxnreg % 8:
@@ -130,3 +139,10 @@ def require_contract(operation: Operation, shape: Any, schedule: Any) -> None:
     if problem := operation.contract(shape, schedule):
         raise ContractError(problem, expected="a schedule that fits the shape",
                             action="see which ones do: tune-kernels --offline")
+
+
+def num_sms(tensor: Any) -> int:
+    """Streaming multiprocessors of the GPU that a tensor is on; 3 in the interpreter, so that loops over them are walked."""
+    import torch
+
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3

@@ -16,18 +16,20 @@ import triton
 import triton.language as tl
 
 from ..schedules.recipe import Numerics
-from .attention import attention_step
+from ..schedules.schedule import FixedSchedule
+from ..shapes.model import AttentionShape, LinearShape
+from .attention import attention_instructions, attention_step
+from .linear import linear_instructions
 from .norm import terms
-from .operation import Launch, require, require_aligned, require_strides
+from .operation import Launch, Operation, common_contract, options, power_of_two, require, require_aligned, require_strides
 
 if TYPE_CHECKING:
     import torch
 
 BLOCK_M, BLOCK_N, GROUP_M = 128, 128, 8  # one tile of rows and columns; row tiles that follow each other share weights in L2
-LINEAR_WARPS, LINEAR_STAGES = 8, 3
+LINEAR_STAGES, ATTENTION_STAGES = 3, 2
 ROW_BYTES = 128  # of one BLOCK_K step
 QUERIES, KEYS = 128, 64  # rows and keys of one attention step
-ATTENTION_WARPS, ATTENTION_STAGES = 8, 2
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -102,23 +104,49 @@ def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows
     tl.store(o_ptr + place, (acc / l[:, None]).to(tl.bfloat16), mask=live[:, None])
 
 
-def prefill_linear_launch(N: int, K: int, fp8: bool, bias: bool, numerics: Numerics) -> Launch:
+def prefill_linear_launch(shape: LinearShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """The artefact of one linear: the same for every number of rows."""
+    fp8 = shape.dtype == "e4m3"
     element = "*fp8e4nv" if fp8 else "*bf16"
-    constants: dict[str, Any] = {"N": N, "K": K, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
+    constants: dict[str, Any] = {"N": shape.N, "K": shape.K, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
                                  "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M,
                                  "PROMOTE": min(numerics.promote_every, ROW_BYTES) or None if fp8 else None}
     constants |= {} if fp8 else {"x_lo_ptr": None, "x_scale_ptr": None, "w_scale_ptr": None}
-    constants |= {} if bias else {"bias_ptr": None}
+    constants |= {} if shape.bias else {"bias_ptr": None}
     types = {**dict.fromkeys(("x_ptr", "x_lo_ptr", "w_ptr"), element), **dict.fromkeys(("x_scale_ptr", "w_scale_ptr"), "*fp32"),
              "bias_ptr": "*bf16", "out_ptr": "*bf16",
              **dict.fromkeys(("rows", "stride_xm", "stride_wn", "stride_om"), "i32")}
-    return Launch(prefill_linear_kernel, types, constants, {
-        "num_warps": LINEAR_WARPS, "num_stages": LINEAR_STAGES, "enable_fp_fusion": numerics.enable_fp_fusion})
+    return Launch(prefill_linear_kernel, types, constants, {**options(schedule, numerics), "num_stages": LINEAR_STAGES})
 
 
-def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *, rows: int, numerics: Numerics,
-                   x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
+def prefill_linear_contract(shape: LinearShape, schedule: FixedSchedule) -> str | None:
+    """Why a shape and a schedule can't go together, or None."""
+    if shape.swiglu:
+        return "swiglu is a kernel of its own in a prompt's pass"
+    return common_contract(schedule)
+
+
+def prefill_attention_launch(shape: AttentionShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The artefact of one shape: the same for every number of rows, length and cache layout."""
+    types = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32", "scale": "fp32",
+             **dict.fromkeys(("rows", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
+    constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim,
+                                 "BLOCK_M": QUERIES, "BLOCK_N": KEYS}
+    return Launch(prefill_attention_kernel, types, constants, {**options(schedule, numerics), "num_stages": ATTENTION_STAGES})
+
+
+def prefill_attention_contract(shape: AttentionShape, schedule: FixedSchedule) -> str | None:
+    """Why a shape and a schedule can't go together, or None."""
+    return power_of_two("head_dim", shape.head_dim, 16, 256) or common_contract(schedule)
+
+
+LINEAR = Operation(prefill_linear_kernel, FixedSchedule, prefill_linear_contract, prefill_linear_launch, linear_instructions)
+ATTENTION = Operation(prefill_attention_kernel, FixedSchedule, prefill_attention_contract, prefill_attention_launch,
+                      attention_instructions)
+
+
+def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
+                   numerics: Numerics, x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
                    bias: "torch.Tensor | None" = None) -> None:
     """x [2, >= rows, K], the terms of e4m3 activations, and w [N, K] e4m3 with scales [>= rows], [N] fp32; or x [1, >= rows, K]
     and w in bf16 without; out [>= rows, N] bf16; bias [N] bf16.
@@ -134,13 +162,14 @@ def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *,
     require_strides(**strides)
     require_aligned(x=hi, x_lo=lo, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
     given = {"x_lo_ptr": lo, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
-    prefill_linear_launch(N, K, x_scale is not None, bias is not None, numerics)(
+    shape = LinearShape(N, K, "bf16" if x_scale is None else "e4m3", bias is not None, 1 if lo is None else 2)
+    prefill_linear_launch(shape, schedule, numerics)(
         (triton.cdiv(rows, BLOCK_M) * triton.cdiv(N, BLOCK_N),), x_ptr=hi, w_ptr=w, out_ptr=out, rows=rows, **strides,
         **{name: tensor for name, tensor in given.items() if tensor is not None})
 
 
 def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor",
-                      out: "torch.Tensor", *, rows: int, numerics: Numerics) -> None:
+                      out: "torch.Tensor", *, rows: int, schedule: FixedSchedule, numerics: Numerics) -> None:
     """q, out [>= rows, num_heads, head_dim] bf16, contiguous; caches [slots, num_kv_heads, head_dim]; length [1] int32 on the
     device: tokens in the cache before the first row, whose own keys are already there.
 
@@ -155,11 +184,6 @@ def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torc
                "stride_vh": v_cache.stride(1)}
     require_strides(**strides)
     require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, out=out)
-    types = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32", "scale": "fp32",
-             "rows": "i32", **dict.fromkeys(strides, "i32")}
-    constants: dict[str, Any] = {"NUM_HEADS": num_heads, "GROUP": num_heads // num_kv_heads, "HEAD_DIM": head_dim,
-                                 "BLOCK_M": QUERIES, "BLOCK_N": KEYS}
-    Launch(prefill_attention_kernel, types, constants, {
-        "num_warps": ATTENTION_WARPS, "num_stages": ATTENTION_STAGES, "enable_fp_fusion": numerics.enable_fp_fusion})(
+    prefill_attention_launch(AttentionShape(num_heads, num_kv_heads, head_dim), schedule, numerics)(
         (triton.cdiv(rows, QUERIES), num_heads), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, o_ptr=out,
         scale=head_dim**-0.5, rows=rows, **strides)

@@ -1,14 +1,16 @@
-"""Every kernel of the decode step by name. A kernel that is registered here is compiled, inspected and bundled by the
-tuner, and tested to compile without a spill for every target."""
+"""Every kernel that the decoder launches, by name. A kernel that is registered here, or among FIXED, is compiled, inspected and
+bundled by the tuner, and tested to compile without a spill for every target."""
 
 from dataclasses import replace
+from typing import Any
 
 from ..schedules.recipe import Recipe
-from ..schedules.schedule import FixedSchedule, LinearSchedule, Schedule, schedule_from_dict
+from ..schedules.schedule import LinearSchedule, Schedule, schedule_from_dict
 from ..schedules.store import Key
 from ..shapes.model import KernelShape, LinearShape
 from ..shapes.target import Target
 from . import attention, bundle, linear, lm_head, merge
+from .fixed import FIXED
 from .linear import PRELOADED
 from .operation import Operation
 
@@ -24,24 +26,29 @@ TUNABLE: dict[str, Operation] = {
     "lm_head_logits": lm_head.LOGITS,
 }
 
-# Kernels that aren't tuned: the operation, the kernel whose shape they have, and their one schedule.
-FIXED: dict[str, tuple[Operation, str, FixedSchedule]] = {
-    "lm_head_reduce": (lm_head.REDUCE, "lm_head", FixedSchedule(num_warps=4)),
-}
-
 # lm_head_logits has no default of its own: it must have lm_head's bits, so it has lm_head's schedule.
 DEFAULT_OF = {"lm_head_logits": "lm_head"}
 
 
+def known(kernel: str) -> bool:
+    """Whether there is a kernel of this name."""
+    return kernel in TUNABLE or kernel in FIXED
+
+
 def operation(kernel: str) -> Operation:
-    return TUNABLE[kernel] if kernel in TUNABLE else FIXED[kernel][0]
+    return TUNABLE[kernel] if kernel in TUNABLE else FIXED[kernel].operation
+
+
+def jitted() -> list[Any]:
+    """The jitted function of every kernel, each once."""
+    return list({id(k): k for k in (operation(name).kernel for name in (*TUNABLE, *FIXED))}.values())
 
 
 def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape | None = None) -> Schedule:
     """The recipe's default for one kernel and target, fitted to a shape where one is given: defaults are a 7B model's. Raises
     ScheduleError where its knobs are wrong."""
     if kernel in FIXED:
-        return FIXED[kernel][2]
+        return FIXED[kernel].schedule
     name = DEFAULT_OF.get(kernel, kernel)
     schedule = schedule_from_dict(TUNABLE[kernel].schedule_type, recipe.defaults[arch][name],
                                   f"{recipe.name}: default.{arch}.{name}")

@@ -14,11 +14,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
-from ..shapes.model import RowShape
-from .accept import RECORD, ROUND, TIP
+from ..shapes.model import DraftTokenShape
+from .accept import RECORD, ROUND, TIP, one_program_contract
 from .attention import ROWS
 from .norm import no_instructions
-from .operation import Launch, Operation, common_contract, options, require, require_aligned
+from .operation import Launch, Operation, options, require, require_aligned
 
 if TYPE_CHECKING:
     import torch
@@ -49,21 +49,16 @@ def serve_kernel(table_ptr, row_token_ptr, state_ptr, record_ptr, hits_ptr, ring
     tl.store(record_ptr + (number % ring) * RECORD + HIT, hit.to(tl.int32))
 
 
-def serve_contract(shape: RowShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None. N: columns of the table."""
-    return f"a table of {shape.N} columns, not {ROWS}" if shape.N != ROWS else common_contract(schedule)
-
-
-def serve_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics, scripted: bool = False) -> Launch:
-    """The artefact: the same for every draft length. Another one under a script."""
+def serve_launch(shape: DraftTokenShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The artefact: the same for every draft length, with a script or without."""
     types = {**dict.fromkeys(("table_ptr", "row_token_ptr", "state_ptr", "record_ptr", "hits_ptr"), "*i32"),
              **dict.fromkeys(("ring", "rounds", "draft_length"), "i32")}
-    constants: dict[str, Any] = {"ROWS": shape.N, "RECORD": RECORD, "HIT": HIT, "TIP": TIP, "ROUND": ROUND,
-                                 "PDL": schedule.pdl} | ({} if scripted else {"hits_ptr": None})
+    constants: dict[str, Any] = {"ROWS": ROWS, "RECORD": RECORD, "HIT": HIT, "TIP": TIP, "ROUND": ROUND,
+                                 "PDL": schedule.pdl} | ({} if shape.scripted else {"hits_ptr": None})
     return Launch(serve_kernel, types, constants, options(schedule, numerics))
 
 
-OPERATION = Operation(serve_kernel, FixedSchedule, serve_contract, serve_launch, no_instructions)
+OPERATION = Operation(serve_kernel, FixedSchedule, one_program_contract, serve_launch, no_instructions)
 
 
 def serve(table: "torch.Tensor", row_tokens: "torch.Tensor", state: "torch.Tensor", records: "torch.Tensor", *,
@@ -79,5 +74,5 @@ def serve(table: "torch.Tensor", row_tokens: "torch.Tensor", state: "torch.Tenso
     given = {"table_ptr": table, "row_token_ptr": row_tokens, "state_ptr": state, "record_ptr": records}
     given |= {} if hits is None else {"hits_ptr": hits}
     require_aligned(**given)
-    serve_launch(RowShape(ROWS), schedule, numerics, hits is not None)(
+    serve_launch(DraftTokenShape(hits is not None), schedule, numerics)(
         (1,), ring=records.shape[0], rounds=0 if hits is None else len(hits), draft_length=draft_length, **given)

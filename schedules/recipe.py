@@ -1,5 +1,6 @@
 """Recipes: what fixes a model's output bits. `recipes/NAME.toml` says the precision of each operation, the numerics flags
-of the compiler, the row tile, the KV chunk, and one default schedule per kernel and target."""
+of the compiler, the row tile, the KV chunk, how far a kernel may be from fp64, and one default schedule per kernel and
+target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,12 +30,25 @@ class Numerics:
 
 
 @dataclass(frozen=True)
+class ErrorLimits:
+    """How far a kernel's output may be from fp64 on the tuner's bell-shaped operands: RMS of the difference over RMS of the
+    output. partials: a linear's fp32 partials, added, whose error is that of accumulating alone; output: what leaves a kernel in
+    bf16; swiglu: a product of two linears in bf16. They decide whether a candidate is right and reach no bit, so they are no part
+    of a promoted schedule's look-up. 0 in a recipe that no kernel runs under."""
+
+    partials: float = 0.0
+    output: float = 0.0
+    swiglu: float = 0.0
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One versioned recipe. `defaults[target][kernel]` holds the knobs of that kernel's default schedule."""
 
     name: str
     precision: Mapping[str, str]
     numerics: Numerics
+    max_rms_error: ErrorLimits
     row_tile: int
     kv_chunk: int
     defaults: Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -65,10 +79,18 @@ def load_recipe(name: str) -> Recipe:
     numerics = Numerics(flags.take("enable_fp_fusion", bool), flags.take("max_num_imprecise_acc", dict),
                         flags.take("promote_every", int, 0))
     flags.done()
+    defaults = fields.take("default", dict, {})
     recipe = Recipe(name=fields.take("name", str), precision=fields.take("precision", dict), numerics=numerics,
-                    row_tile=fields.positive("row_tile"), kv_chunk=fields.positive("kv_chunk"),
-                    defaults=fields.take("default", dict, {}))
+                    max_rms_error=_error_limits(fields) if defaults else ErrorLimits(), row_tile=fields.positive("row_tile"),
+                    kv_chunk=fields.positive("kv_chunk"), defaults=defaults)
     fields.done()
     if recipe.name != name:
         raise fields.fail("name", f"is {recipe.name!r}", expected=f"{name!r}, as the file is called")
     return recipe
+
+
+def _error_limits(fields: Fields) -> ErrorLimits:
+    inner = Fields(fields.take("max_rms_error", dict), f"{fields.where}: max_rms_error", ScheduleError)
+    limits = ErrorLimits(*(inner.positive(name, float) for name in ("partials", "output", "swiglu")))
+    inner.done()
+    return limits

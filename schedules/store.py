@@ -78,8 +78,21 @@ def search_path(schedules: Path | None = None) -> list[Path]:
     return [*([named] if named else []), data / "tune-kernels" / "schedules", SHIPPED]
 
 
+@dataclass(frozen=True)
+class Found:
+    """A promoted row, and the model whose file it stands in."""
+
+    model: str
+    row: PromotedSchedule
+
+
 def lookup(key: Key, folders: Sequence[Path]) -> PromotedSchedule:
-    """The promoted schedule for just this.
+    """The promoted schedule for just this. Raises as `find`."""
+    return find(key, folders).row
+
+
+def find(key: Key, folders: Sequence[Path]) -> Found:
+    """The promoted schedule for just this, and where it stands.
 
     Raises:
         NotPromoted: there is none; says what the nearest row differs in, and what to run.
@@ -88,10 +101,11 @@ def lookup(key: Key, folders: Sequence[Path]) -> PromotedSchedule:
     refused: list[str] = []
     for folder in folders:
         for path in sorted((folder / key.target).glob(f"*.{key.recipe}.json")):
-            for row in read(path).rows:
+            file = read(path)
+            for row in file.rows:
                 if key_of(row) == key:
                     if not (problems := row.problems()):
-                        return row
+                        return Found(file.model, row)
                     refused.append(f"{path}: {row.kernel}: {problems[0]}")
     raise _not_promoted(key, folders, refused)
 
@@ -147,11 +161,14 @@ def with_rows(old: PromotedFile | None, new: PromotedFile) -> PromotedFile:
     return dataclasses.replace(new, rows=tuple(replaced[place] for place in sorted(replaced)))
 
 
-def promote(folder: Path, new: PromotedFile) -> Path:
+def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedule] | None = None) -> Path:
     """Put rows into their file in a folder of schedules, under a lock; other rows stay. Returns the file.
 
+    instead_of: the rows that the new ones were made from, where only these may be replaced.
+
     Raises:
-        ScheduleError: what is there can't be read, the folder can't be written, or a row has problems.
+        ScheduleError: what is there can't be read, the folder can't be written, a row has problems, or it would replace one
+            that isn't in `instead_of`.
     """
     for row in new.rows:
         if problems := row.problems():
@@ -161,11 +178,22 @@ def promote(folder: Path, new: PromotedFile) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.parent / f".{path.name}.lock"):
-            replace_text(path, text_of(with_rows(read(path) if path.exists() else None, new)))
+            old = read(path) if path.exists() else None
+            if instead_of is not None:
+                _require_same(path, old, new, list(instead_of))
+            replace_text(path, text_of(with_rows(old, new)))
     except OSError as e:
         raise ScheduleError(f"{path}: {e.strerror or e}", expected="a folder that can be written",
                             action="name another one with --schedules") from None
     return path
+
+
+def _require_same(path: Path, old: PromotedFile | None, new: PromotedFile, instead_of: list[PromotedSchedule]) -> None:
+    places = {_place(row) for row in new.rows}
+    for row in old.rows if old else ():
+        if _place(row) in places and row not in instead_of:
+            raise ScheduleError(f"{path}: {row.kernel}: another row ({row.schedule_id}, {row.date}) is there now",
+                                expected="the row that was loaded", action="run it again, so that it starts from what is there")
 
 
 def _place(row: PromotedSchedule) -> tuple[str, str]:

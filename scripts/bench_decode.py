@@ -39,6 +39,7 @@ from tune_kernels.decoder.profile import (
 from tune_kernels.decoder.scripted import ScriptedDrafter
 from tune_kernels.decoder.selection import Options
 from tune_kernels.kernels.activation import segments, swiglu
+from tune_kernels.kernels.fixed import FIXED
 from tune_kernels.kernels.norm import norm
 from tune_kernels.kernels.rope import rope_append
 
@@ -123,11 +124,11 @@ def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
             if kernel == "qkv":
                 return lambda: rope_append(part, *model.rope, model.inputs.length, rows=rows, q=space.q,
                                            k_cache=decoder.cache.keys[index], v_cache=decoder.cache.values[index],
-                                           schedule=model.fixed.rope, numerics=numerics)
+                                           schedule=FIXED["rope"].schedule, numerics=numerics)
             if kernel == "gate_up":
-                return lambda: swiglu(part[0], act, amax, rows=rows, schedule=model.fixed.row, numerics=numerics)
+                return lambda: swiglu(part[0], act, amax, rows=rows, schedule=FIXED["swiglu"].schedule, numerics=numerics)
             return lambda: norm(space.x, model.final_norm, shape.rms_norm_eps, rows=rows, out=space.hidden, scale=space.x_scale,
-                                part=part, schedule=model.fixed.norm, numerics=numerics)
+                                part=part, schedule=FIXED["norm"].schedule, numerics=numerics)
 
         ours_part = {"qkv": space.qkv, "o": space.y_o, "down": space.y_down}.get(kernel)
         mine, other, mine_pair, other_pair = [], [], [], []
@@ -231,9 +232,10 @@ def table(record: dict[str, Any]) -> str:
     lines += [f"| {r['kernel']} {r['N']} x {r['K']} | {r['time_us']:.1f} | {r['ceiling_share']:.2f} | "
               f"{r['over_scaled_mm']:.2f} | {r['over_scaled_mm_with_reader']:.2f} |" for r in record["linears"]]
     for count, kinds in record["profile"].items():
-        lines += ["", f"| rows: {count} | launches | us each | share of the pass | TB/s |", "|---|---|---|---|---|"]
+        lines += ["", f"| rows: {count} | launches | us each, alone | share of the pass | us each in the pass | TB/s |",
+                  "|---|---|---|---|---|---|"]
         lines += [f"| {r['kind']} | {r['launches']} | {r['time_us'] / r['launches']:.2f} | {100 * r['share']:.1f}% | "
-                  f"{r['bandwidth_tb_s']:.2f} |" for r in kinds]
+                  f"{r['adds_us'] / r['launches']:.2f} | {r['bandwidth_tb_s']:.2f} |" for r in kinds]
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 """On a GPU: the old merge, one block of 512 partials a head, which spills, beside its tiled form and the recipe's, at short and
-long occupancy.
+long occupancy. The old forms merge chunks of 256 keys, 512 of them at most, as they did; the recipe's merges its own chunks.
 
     python scripts/time_merge.py [--model qwen2.5-7b] [--out FILE.json]
 
@@ -11,15 +11,15 @@ The old kernel lives here alone, for this comparison; it is compiled here. Print
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
 import triton.language as tl
 from tune_kernels.kernels.registry import default_schedule
-from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.shapes.model import MergeShape, load_model_shape
 from tune_kernels.tuner import gpu_state
 from tune_kernels.tuner.measure import Bench, Problem, TimeTask, rounds_of
@@ -28,6 +28,7 @@ from tune_kernels.tuner.timing import Batch, distribution, paired, ratios
 
 OCCUPANCIES = (600, 2_000, 83_000)  # tokens in the cache; the worklog saw the old merge at 83,000
 ROUNDS, COPIES, LAUNCHES = 96, 4, 64
+OLD_CHUNK = 256  # keys a partial of the worklog covered
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Old:
     """The old form: all SPLITS partials of BLOCK_D dimensions at once, whatever the occupancy."""
 
     BLOCK_D: int
-    SPLITS: int = 512
+    SPLITS: ClassVar[int] = 512
     num_warps: int = 4
 
 
@@ -57,11 +58,16 @@ def old_merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS:
 
 
 class Merges(MergeCase):
-    """Old forms beside the kernel's own."""
+    """The old forms over their chunks, and the kernel of now over the recipe's."""
+
+    def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands, tokens: int) -> None:
+        assert tokens + CLASS_ROWS[-1] <= OLD_CHUNK * Old.SPLITS
+        super().__init__(shape, replace(recipe, kv_chunk=OLD_CHUNK), make, (tokens,))
+        self.now = MergeCase(shape, recipe, make, (tokens,))
 
     def timed(self, schedule: Any, copy: int) -> None:
         if not isinstance(schedule, Old):
-            super().timed(schedule, copy)
+            self.now.timed(schedule, copy)
             return
         acc, rows = self.acc[copy], CLASS_ROWS[-1]
         heads, head_dim = acc.shape[2:]
@@ -83,7 +89,7 @@ def main() -> int:
                                   "recipe": default_schedule(recipe, "merge", target.arch)}
     rows = []
     for tokens in OCCUPANCIES:
-        case = Merges(shape, recipe.numerics, Operands("cuda", copies=COPIES), recipe.kv_chunk, (tokens,))
+        case = Merges(shape, recipe, Operands("cuda", copies=COPIES), tokens)
         problem = Problem("merge", shape, target.name, recipe.name, "", (tokens,))
         task = TimeTask(problem, tuple(candidates.items()), "confirm", ROUNDS, tokens, "")
         samples, states, _ = rounds_of(task, Bench(case, case, COPIES, LAUNCHES), lambda name: None)

@@ -34,10 +34,13 @@ class LinearShape:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """bf16 language-model head, w [N, K]: N is the vocabulary, K the hidden size."""
+    """Language-model head, w [N, K]: N is the vocabulary, K the hidden size. dtype and terms as in LinearShape: a model's head is
+    bf16, a drafter's is one of its linears."""
 
     N: int
     K: int
+    dtype: str = "bf16"
+    terms: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,53 @@ class RopeShape:
 
 
 @dataclass(frozen=True)
+class DraftNormShape:
+    """Entry of an EAGLE-3 layer: two rows of H values normed side by side. quantised: as in NormShape; normed_residual: the
+    residual is the normed feature."""
+
+    H: int
+    quantised: bool
+    normed_residual: bool
+
+
+@dataclass(frozen=True)
 class RowShape:
     """An elementwise kernel over rows of N values."""
 
     N: int
 
 
-KernelShape = LinearShape | HeadShape | AttentionShape | MergeShape | NormShape | RopeShape | RowShape
+@dataclass(frozen=True)
+class QuantiseShape:
+    """Rows of N values as two e4m3 terms. parts: of a row, whose largest magnitudes are known; 0 for none."""
+
+    N: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class ReduceShape:
+    """Winners of the head's blocks, of any vocabulary. mapped: an id stands for another one."""
+
+    mapped: bool
+
+
+@dataclass(frozen=True)
+class AcceptShape:
+    """The verdict of a round of up to `rows` verified rows."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class DraftTokenShape:
+    """A drafted token becomes a row to verify. scripted: a script may stand for the drafter."""
+
+    scripted: bool
+
+
+KernelShape = (LinearShape | HeadShape | AttentionShape | MergeShape | NormShape | RopeShape | DraftNormShape | RowShape
+               | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape)
 
 
 @dataclass(frozen=True)
@@ -136,7 +179,8 @@ class ModelShape:
             "down": linear(self.hidden_size, self.intermediate_size),
             "attention": AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim),
             "merge": MergeShape(self.num_heads, self.head_dim),
-            "lm_head": HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size),
+            "lm_head": HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size,
+                                 *((dtype, terms) if drafter else ())),
         }
         shapes["lm_head_logits"] = shapes["lm_head"]
         if drafter:

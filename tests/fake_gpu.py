@@ -20,6 +20,7 @@ from tune_kernels.tuner.timing import Batch, State
 H200 = Machine("NVIDIA H200", "580.0", "13.0")
 B300 = Machine("NVIDIA B300 SXM6 AC", "580.0", "13.0")
 RECIPE = load_recipe("fp8-v1")
+H200_RUN = Path(__file__).parent / "data" / "recordings" / "h200-qwen2.5-7b.json"  # a real one
 PASSED = {"reference": (1, 1), "rows": (17, 17), "determinism": (8, 8)}
 
 

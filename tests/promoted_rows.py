@@ -15,8 +15,10 @@ from tune_kernels.schedules.promoted import (
     Recorded,
     Toolchain,
 )
-from tune_kernels.schedules.schedule import LinearSchedule, schedule_id
-from tune_kernels.shapes.model import LinearShape
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.schedule import LinearSchedule, Schedule, schedule_id
+from tune_kernels.shapes.model import KernelShape, LinearShape
+from tune_kernels.shapes.target import load_sku
 
 BEFORE = LinearSchedule(BLOCK_N=128, BLOCK_K=128, num_stages=3, num_warps=4)
 
@@ -39,3 +41,13 @@ def row(kernel: str = "gate_up", N: int = 256, BLOCK_N: int = 64, **changes: Any
                  {"ar": Paired(0.99, (0.985, 0.995), 5)}),
         "2026-11-30")
     return replace(made, **changes)
+
+
+def promoted(kernel: str, shape: KernelShape, schedule: Schedule) -> PromotedSchedule:
+    """A row that a look-up finds here for nvidia-h200 and fp8-v1."""
+    from tune_kernels.kernels.registry import store_key
+
+    key, mine, made = store_key(kernel, shape, load_sku("nvidia-h200"), load_recipe("fp8-v1")), schedule_id(schedule), row()
+    return replace(made, kernel=kernel, shape=shape, schedule=schedule, schedule_id=mine, kernel_digest=key.kernel_digest,
+                   toolchain=key.toolchain, timing=replace(made.timing, schedule_id=mine),
+                   evidence=replace(made.evidence, schedule_id=mine))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..shapes.errors import UserError
+from .classes_command import with_classes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,7 @@ class _Commands(click.Group):
         if cmd_name not in self.names:
             return super().get_command(ctx, cmd_name)
         found: click.Command = getattr(importlib.import_module(DECODER_COMMANDS), cmd_name)
-        return found
+        return with_classes(found) if cmd_name == "verify" else found
 
 
 @click.group(cls=_Commands, invoke_without_command=True,
@@ -71,7 +72,7 @@ class _Commands(click.Group):
 @click.option("--storage", metavar="FILE|URL", help="On a GPU: the study of a large space; a database URL is shared by "
               "many machines.  [default: a file in --out for large spaces]")
 @click.option("--schedules", type=click.Path(path_type=Path, file_okay=False), envvar="TUNE_KERNELS_SCHEDULES",
-              help="On a GPU: promoted schedules, asked first and promoted to.  [default: the user's data folder]")
+              help="Promoted schedules, asked first and, on a GPU, promoted to.  [default: the user's data folder]")
 @click.option("--promote", is_flag=True, help="On a GPU: write what passed the gate to the schedules.")
 @click.option("--dry-run", is_flag=True, help="On a GPU: show what --promote would write.")
 @click.option("--replay", type=click.Path(path_type=Path), metavar="RUN",
@@ -113,13 +114,13 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
     context.exit(run(as_json, **{**chosen, "out": chosen["out"] or Path("build/on-gpu")}))
 
 
-OFFLINE = ("model", "targets", "kernels", "space", "recipe", "jobs", "out", "fresh", "max_spill_bytes", "executor")
+OFFLINE = ("model", "targets", "kernels", "space", "recipe", "jobs", "out", "fresh", "max_spill_bytes", "executor", "schedules")
 ON_GPU = ("model", "kernels", "recipe", "out", "bundle", "weights", "budget", "storage", "schedules", "promote", "dry_run",
           "replay")
 
 
 def _offline(as_json: bool, model: str, targets: tuple[str, ...], kernels: tuple[str, ...], space: str, recipe: str,
-             jobs: int | None, out: Path, fresh: bool, max_spill_bytes: int, executor: str | None) -> int:
+             jobs: int | None, out: Path, fresh: bool, max_spill_bytes: int, executor: str | None, schedules: Path | None) -> int:
     from rich.console import Console
 
     from ..kernels.registry import TUNABLE
@@ -128,7 +129,8 @@ def _offline(as_json: bool, model: str, targets: tuple[str, ...], kernels: tuple
 
     console = Console(stderr=as_json)
     request = Request(model=model, kernels=kernels, space=space, recipe=recipe, jobs=jobs or 0, out=out, fresh=fresh,
-                      max_spill_bytes=max_spill_bytes, executor=executor, **({"targets": targets} if targets else {}))
+                      max_spill_bytes=max_spill_bytes, executor=executor, schedules=schedules,
+                      **({"targets": targets} if targets else {}))
     with _watcher(console, quiet=as_json) as watch:
         report = sweep(request, watch)
     if as_json:

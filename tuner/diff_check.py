@@ -67,7 +67,7 @@ def _artefact(new: PromotedSchedule) -> list[tuple[str, str]]:
         arch = load_sku(new.target).arch
     except ShapeError as e:
         return [*found, ("unknown_sku", e.found)]
-    if new.kernel in registry.TUNABLE or new.kernel in registry.FIXED:
+    if registry.known(new.kernel):
         wanted = registry.operation(new.kernel).instructions(new.shape, arch)
         found += [("falls_back", r.detail) for r in instruction_reasons(list(new.artefact.instructions), wanted, ())]
     return found

@@ -44,8 +44,7 @@ def current_digest(kernel: str) -> str | None:
     from ..kernels import registry
     from ..kernels.bundle import kernel_digest
 
-    known = kernel in registry.TUNABLE or kernel in registry.FIXED
-    return kernel_digest(registry.operation(kernel).kernel) if known else None
+    return kernel_digest(registry.operation(kernel).kernel) if registry.known(kernel) else None
 
 
 def evidence_of(row: PromotedSchedule | None) -> EvidenceState | None:

@@ -1,5 +1,6 @@
-"""The last part of the gate, over all kernels of a run: winners together in the full model, alone where together they fail, and,
-where the recipe isn't founded yet, whether another class makes the whole model faster."""
+"""The last part of the gate, over all kernels of a run: winners together in the full model, one after another where together they
+fail, incumbents where a winner fails, and, where the recipe isn't founded yet, whether another class makes the whole model
+faster."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,7 +20,8 @@ NOT_ASKED = Agreement({}, 0, 0, None, {})
 
 @dataclass
 class Said:
-    """accepted: the winner's name by kernel; agreement: of all of them together; rejected and would_differ: why, by kernel."""
+    """accepted: by kernel the winner's name, or the incumbent's where the winner is rejected; agreement: of all of them together;
+    rejected and would_differ: why, by kernel."""
 
     accepted: dict[str, str] = field(default_factory=dict)
     agreement: Agreement = NOT_ASKED
@@ -45,7 +47,7 @@ def judge(contests: Mapping[str, Contest], rankings: Mapping[str, Ranking], reci
     ask = _Asked(contests, probe)
     said = Said(dict(winners), ask(winners))
     if said.agreement.failure and not out_of_time():
-        said = _one_by_one(ask, winners, rankings, said.agreement)
+        said = _one_by_one(ask, winners, rankings)
     for kernel, ranking in rankings.items():
         if out_of_time():
             break
@@ -83,23 +85,31 @@ class _Asked:
         return f"no token of {sum(map(len, before))} over {len(before)} prompts would differ"
 
 
-def _one_by_one(ask: _Asked, winners: Mapping[str, str], rankings: Mapping[str, Ranking], together: Agreement) -> Said:
-    """Each change alone, then those that passed together."""
-    said = Said()
-    for kernel, name in winners.items():
-        if name == rankings[kernel].base:
-            said.accepted[kernel] = name
-            continue
-        alone = ask({kernel: name})
-        if alone.failure:
-            said.rejected[kernel] = alone.failure
+def _one_by_one(ask: _Asked, winners: Mapping[str, str], rankings: Mapping[str, Ranking]) -> Said:
+    """Each change on top of those that passed before it, the largest gain first; where one fails, the kernel's incumbent."""
+    said = Said({k: rankings[k].base or n for k, n in winners.items()})
+    changes = {k: n for k, n in winners.items() if n != said.accepted[k]}
+    for kernel in sorted(changes, key=lambda k: _ratio(rankings[k], changes[k])):
+        found = ask({**said.accepted, kernel: changes[kernel]}, old=said.accepted)
+        if found.failure:
+            said.rejected[kernel] = found.failure
         else:
-            said.accepted[kernel] = name
+            said.accepted[kernel] = changes[kernel]
     said.agreement = ask(said.accepted)
+    if said.agreement.failure and (kept := changes.keys() - said.rejected.keys()):
+        said.rejected |= {k: f"together: {said.agreement.failure}" for k in kept}
+        said.accepted |= {k: rankings[k].base or winners[k] for k in kept}
+        said.agreement = ask(said.accepted)
     if said.agreement.failure:
-        said.rejected |= {k: f"together: {said.agreement.failure or together.failure}" for k in said.accepted}
+        said.rejected |= {k: said.rejected.get(k, f"together: {said.agreement.failure}") for k in said.accepted}
         said.accepted = {}
     return said
+
+
+def _ratio(ranking: Ranking, name: str) -> float:
+    """A candidate's time over the incumbent's."""
+    versus = ranking.place(name).versus
+    return versus.ratio if versus else 1.0
 
 
 def _other_classes(ask: _Asked, said: Said, contest: Contest, ranking: Ranking, recipe: Recipe) -> None:

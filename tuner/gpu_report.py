@@ -1,6 +1,5 @@
 """The report of an --on-gpu run: one JSON value, and what a terminal shows of it."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,7 @@ from ..schedules.promoted import Distribution, Paired
 from ..schedules.schedule import schedule_to_dict
 from ..shapes.model import KernelShape, MergeShape, shape_to_dict
 from ..shapes.target import load_sku
+from .classes import changes_bits, classes_of, sizes
 from .operands import read_bytes
 from .ranking import Place, Ranking
 from .recording import Contest
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "tune-kernels/on-gpu-report/1"
 SHOWN = 6  # places of each kernel on a terminal
-MOST_PAIRED = 600  # candidates of one kernel whose pairs are looked at for what changes bits
 
 
 def make_report(outcome: "Outcome") -> dict[str, Any]:
@@ -39,10 +38,12 @@ def make_report(outcome: "Outcome") -> dict[str, Any]:
 
 
 def _kernel(contest: Contest, ranking: Ranking, target: str) -> dict[str, Any]:
+    found = classes_of(contest)
     return {
         "kernel": contest.kernel, "shape": shape_to_dict(contest.shape), "finished": contest.finished,
         "origin": contest.origin, "incumbent": contest.incumbent, "winner": ranking.winner, "tied": list(ranking.tied),
-        "class": ranking.home_class, "classes": classes(contest), "changes_bits": changes_bits(contest),
+        "class": ranking.home_class, "classes": sizes(found),
+        "changes_bits": {knob: effect.says for knob, effect in changes_bits(found).items()},
         "rounds": sum(len(b.states) for b in contest.batches), "dropped_rounds": sum(b.dropped for b in contest.batches),
         "places": [_place(p, contest.shape, target) for p in ranking.places],
     }
@@ -75,30 +76,6 @@ def share_of_ceiling(shape: KernelShape, times: Distribution | None, target: str
         return None
     sku = load_sku(target)
     return round(read_bytes(shape, 0) / times.median_us / 1e6 / (sku.measured_tb_s or sku.peak_tb_s), 3)
-
-
-def classes(contest: Contest) -> list[dict[str, Any]]:
-    """Numerics classes, the largest first: how many candidates, and for each knob the values that occur."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name in contest.fit():
-        found.setdefault(contest.checked[name].numerics_class or "", []).append(schedule_to_dict(contest.entrants[name].schedule))
-    return [{"class": digest, "candidates": len(mine),
-             "knobs": {k: sorted({s[k] for s in mine}, key=str) for k in mine[0]}}
-            for digest, mine in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))]
-
-
-def changes_bits(contest: Contest) -> dict[str, str]:
-    """By knob: does it change the bits? From pairs of candidates that differ in that knob alone: `yes`, `no`, or `not varied
-    alone`."""
-    fit = contest.fit()[:MOST_PAIRED]
-    knobs = {n: schedule_to_dict(contest.entrants[n].schedule) for n in fit}
-    said = dict.fromkeys(next(iter(knobs.values()), {}), "not varied alone")
-    for a, b in itertools.combinations(fit, 2):
-        differ = [k for k in knobs[a] if knobs[a][k] != knobs[b][k]]
-        if len(differ) == 1:
-            same = contest.checked[a].numerics_class == contest.checked[b].numerics_class
-            said[differ[0]] = "yes" if not same or said[differ[0]] == "yes" else "no"
-    return said
 
 
 def describe_times(place: Mapping[str, Any]) -> tuple[str, str]:
@@ -143,7 +120,8 @@ def closing_lines(report: Mapping[str, Any]) -> list[str]:
     """What the tables don't say."""
     gate, calls = report["gate"], report["calls"]
     lines = [f"{kernel}: skipped: {why}" for kernel, why in report["skipped"].items()]
-    lines += [f"{kernel}: not accepted by the full model: {why}" for kernel, why in gate["rejected"].items()]
+    lines += [f"{kernel}: the winner was refused by the full model: {why}"
+              + ("; the incumbent stays" if kernel in gate["accepted"] else "") for kernel, why in gate["rejected"].items()]
     lines += [f"{kernel}: another class: {why}" for kernel, why in gate["would_differ"].items()]
     for mode, found in gate["agreement"]["full_model"].items():
         low, high = found["interval"]

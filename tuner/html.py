@@ -6,6 +6,7 @@ The same report gives the same bytes, whether it comes from a sweep or was read 
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,8 @@ def _payload(variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         order = [k for k in KNOB_COLUMNS if k in table] + sorted(k for k in table if k not in KNOB_COLUMNS)
         return [[k, table[k]] for k in order]
 
+    shapes = {(v["kernel"], share(pairs(v["shape"]))) for v in variants}
+    several = {kernel for kernel, n in Counter(kernel for kernel, _ in shapes).items() if n > 1}
     fields = [*PLAIN_FIELDS, "instructions", "shape", "schedule", "rest", "reasons", "warnings", "lines"]
     rows = []
     for v in variants:
@@ -121,6 +124,9 @@ def _payload(variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         reasons = [[r["code"], share(r["detail"]), [share(line) for line in r.get("lines") or ()]]
                    for r in v["reasons"]]
         rest = describe_schedule({k: value for k, value in schedule if k not in KNOB_COLUMNS})
+        if v["kernel"] in several:
+            sizes = [f"{name} {value}" for name, value in pairs(v["shape"]) if value is not False]
+            rest = ", ".join([rest, *sizes] if rest else sizes)
         rows.append([*(v.get(name) for name in PLAIN_FIELDS), v.get("instructions"), share(pairs(v["shape"])),
                      share(schedule), share(rest), reasons, [share(w) for w in v["warnings"]],
                      [share(line) for line in v.get("lines") or ()]])

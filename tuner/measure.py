@@ -130,6 +130,21 @@ def _captured(launch: Callable[[int], None], launches: int) -> "torch.cuda.CUDAG
 
 def check(task: CheckTask) -> Answer:
     """The checks of one candidate that need no decoder, cheapest first; the first that fails ends them."""
+    def checks() -> Checked:
+        bench = bench_of(task.problem)
+        return run_checks(bench.case, bench.wide, task.schedule)
+
+    return _from_bundle(task, checks)
+
+
+def classify(task: CheckTask) -> Answer:
+    """The numerics class of one candidate, and no check."""
+    return _from_bundle(task, lambda: Checked(numerics_class=numerics_class(wide_case(task.problem), task.schedule)))
+
+
+def _from_bundle(task: CheckTask, checks: Callable[[], Checked]) -> Answer:
+    """What `checks` find of a candidate that is launched from the bundle; a failure where its artefact isn't there, or it goes
+    against the kernel's contract."""
     from ..kernels.bundle import BundleError
     from ..kernels.operation import ContractError
 
@@ -137,8 +152,7 @@ def check(task: CheckTask) -> Answer:
         try:
             require_artefact(task.problem, task.schedule)
             install(task.problem.bundle)
-            bench = bench_of(task.problem)
-            return run_checks(bench.case, bench.wide, task.schedule)
+            return checks()
         except (BundleError, ContractError) as e:
             return Checked(failure=Failure("launch", e.found))
 
@@ -166,10 +180,10 @@ def run_checks(case: Case, wide: Case, schedule: Schedule) -> Checked:
     rows = case.rows(schedule)
     with poisoned():
         whole = case.output(schedule, 0, rows)
-    error = case.error(whole)
-    checks = {"reference": (1, int(error <= case.limit))}
-    if not error <= case.limit:
-        wrong = f"relative RMS error {error:.2e} against fp64, at most {case.limit:.0e}"
+    error, limit = case.error(whole), case.limit(schedule)
+    checks = {"reference": (1, int(error <= limit))}
+    if not error <= limit:
+        wrong = f"relative RMS error {error:.2e} against fp64, at most {limit:.0e} in this recipe"
         return Checked(checks, error, failure=Failure("reference", unwritten(whole) or wrong))
     with poisoned():
         differ = [what for what, found, right in _row_pairs(case, schedule, whole) if not same(found, right)]
@@ -278,27 +292,34 @@ def bench_of(problem: Problem) -> Bench:
     """Operands of one problem, on the GPU. Only the last problem's are kept."""
     import torch
 
-    from ..kernels.registry import default_schedule
-
     torch.cuda.empty_cache()
-    target, recipe = load_sku(problem.target), load_recipe(problem.recipe)
-    merging: Any = default_schedule(recipe, "merge", target.arch)
-
-    def made(operands: Operands) -> Case:
-        return make_case(problem.kernel, problem.shape, recipe.numerics, operands, merging, recipe.kv_chunk, problem.occupancies)
-
-    size = read_bytes(problem.shape, recipe.kv_chunk, problem.occupancies)
+    target, chunk = load_sku(problem.target), load_recipe(problem.recipe).kv_chunk
+    size = read_bytes(problem.shape, chunk, problem.occupancies)
     copies = math.ceil(L2_TURNS * target.l2_bytes / size)
     copies = 2 * math.ceil(min(copies, MAX_LAUNCHES) / 2) if copies > 1 else 1  # even: two occupancies take turns
     at_least = math.ceil(SAMPLE_US / (size / target.peak_tb_s / 1e6 + 1))
     launches = min(MAX_LAUNCHES, copies * math.ceil(max(1, at_least / copies)))
-    return Bench(made(Operands("cuda", copies=copies)), made(Operands("cuda", wide=True)), copies, launches)
+    return Bench(_case(problem, Operands("cuda", copies=copies)), wide_case(problem), copies, launches)
+
+
+@lru_cache(maxsize=1)
+def wide_case(problem: Problem) -> Case:
+    """The operands of one problem's numerics classes, on the GPU. Only the last problem's are kept."""
+    return _case(problem, Operands("cuda", wide=True))
+
+
+def _case(problem: Problem, operands: Operands) -> Case:
+    from ..kernels.registry import default_schedule
+
+    recipe = load_recipe(problem.recipe)
+    merging: Any = default_schedule(recipe, "merge", load_sku(problem.target).arch)
+    return make_case(problem.kernel, problem.shape, recipe, operands, merging, problem.occupancies)
 
 
 @cache
 def install(folder: str) -> None:
     """Kernels launch from the bundle from now on. What isn't in it is compiled, and counted: no candidate gets so far, but a
-    kernel of the full model may. Raises GpuError where torch finds no GPU."""
+    kernel of the full model may, where the bundle was made of some kernels only. Raises GpuError where torch finds no GPU."""
     import torch
 
     from ..kernels import bundle, registry
@@ -306,8 +327,7 @@ def install(folder: str) -> None:
     if not torch.cuda.is_available():
         raise GpuError("torch finds no GPU", expected="an NVIDIA GPU and a CUDA build of torch")
 
-    names = (*registry.TUNABLE, *registry.FIXED)
-    for kernel in {id(k): k for k in (registry.operation(name).kernel for name in names)}.values():
+    for kernel in registry.jitted():
         bundle.install(kernel, Path(folder), compile_missing=True)
 
 

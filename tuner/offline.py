@@ -12,6 +12,7 @@ from typing import Any
 
 from ..kernels import registry
 from ..kernels.bundle import kernel_digest
+from ..schedules import store
 from ..schedules.recipe import Recipe, load_recipe
 from ..schedules.schedule import schedule_to_dict
 from ..shapes.fields import nearest
@@ -24,7 +25,7 @@ from .errors import SpaceError
 from .inspection import Reason, Verdict, judge
 from .record import Record, cannot_write, read_record, write_json, write_text
 from .report import FACT_FIELDS, SCHEMA, Report
-from .space import Candidate, candidates, load_space, shipped_names, with_defaults
+from .space import Candidate, candidates, load_space, shipped_names, with_fixed, with_those_in_place
 from .toolchain import read_toolchain
 
 DEAREST = ("attention", "merge")  # 0.3 to 1 s each: begun first, so that no worker ends alone with one of them
@@ -32,7 +33,8 @@ DEAREST = ("attention", "merge")  # 0.3 to 1 s each: begun first, so that no wor
 
 @dataclass(frozen=True)
 class Request:
-    """What to sweep. kernels empty: all that the model has; jobs 0: one worker a core, memory allowing."""
+    """What to sweep. kernels empty: all that the model has; jobs 0: one worker a core, memory allowing; schedules: the folder
+    of promoted schedules that is asked first."""
 
     model: str = "qwen2.5-7b"
     targets: tuple[str, ...] = ARCHES
@@ -44,6 +46,7 @@ class Request:
     fresh: bool = False
     max_spill_bytes: int = 0
     executor: str | None = None
+    schedules: Path | None = None
 
 
 @dataclass
@@ -79,10 +82,11 @@ def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress:
     recipe = load_recipe(request.recipe)
     space = load_space(request.space)
     shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
+    toolchain = read_toolchain(targets, recipe.numerics)
     found = candidates(space, shapes, kernels, targets)
     if space.name in shipped_names():
-        found = with_defaults(found, recipe, shapes, kernels, targets)
-    toolchain = read_toolchain(targets, recipe.numerics)
+        found = with_those_in_place(found, recipe, shapes, kernels, targets, store.search_path(request.schedules))
+    found = with_fixed(found, shape, recipe)
     out = _prepare(request.out, request.fresh)
     plan = [_plan(c, recipe, out) for c in found]
     tasks = {p.task.record_key: p.task for p in plan if p.task}

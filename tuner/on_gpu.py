@@ -24,12 +24,11 @@ from .promote import promoted_file
 from .race import CONFIRM_ROUNDS, FINALISTS, Timed, fastest_first, finalists, race
 from .ranking import Ranking, rank
 from .record import cannot_write
-from .recording import Contest, Recording
+from .recording import Contest, Recording, require_some_life
 from .timing import Batch, batch_from_dict, batch_to_dict
 from .worker import GpuMeasurer, Measurer
 
 LARGE = 200  # candidates of one kernel: more are searched, fewer are raced in full
-ALL_DIED = 4  # deaths of the first candidates of a kernel, without one that lives: it is not the candidates
 GATE_SHARE = 0.4  # of the budget, kept for the full model
 BUDGET_SECONDS = 600.0
 
@@ -95,7 +94,8 @@ def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Cal
     if target.arch not in recipe.defaults:
         raise GpuError(f"recipe {recipe.name} has no defaults for {target.arch}", expected=f"one of {', '.join(recipe.defaults)}")
     folders = store.search_path(request.schedules)
-    found = survivors.find_survivors(request.bundle, shape.name, request.kernels, target, recipe, request.out)
+    found = survivors.find_survivors(request.bundle, shape.name, request.kernels, target, recipe, request.out,
+                                     request.schedules)
     if found.differs:
         watch(f"{found.differs}: compiled here")
     made, skipped = survivors.contests(found, request.kernels, target, recipe, folders)
@@ -205,7 +205,7 @@ class _Run:
         def admit(name: str) -> bool:
             if name not in contest.checked:
                 contest.checked[name] = self.measurer.check(problem, name, contest.entrants[name].schedule)
-                _require_some_life(contest)
+                require_some_life(contest)
             return contest.failure(name) is None
 
         for name in [contest.incumbent] if searched else sorted(contest.entrants, key=lambda n: n != contest.incumbent):
@@ -254,12 +254,3 @@ class _Run:
         study = Study(storage, name, {n: e.schedule for n, e in contest.entrants.items()}, self.now.seed)
         search(study, base, admit, timed, out_of_time)
         return [n for n in study.best(3 * FINALISTS, lambda n: n != base) if admit(n)]
-
-
-def _require_some_life(contest: Contest) -> None:
-    """Candidates are to blame for their deaths, but not where all of the first ones die. Raises GpuError."""
-    failures = [c.failure for c in contest.checked.values()]
-    died = [f for f in failures if f and f.stage in ("crash", "hang")]
-    if len(died) == len(failures) == ALL_DIED:
-        raise GpuError(f"{contest.kernel}: the first {ALL_DIED} candidates all died, the last one so: {died[-1].detail}",
-                       expected="a GPU, driver and torch that work", action="see tune-kernels doctor; nothing was decided")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..schedules.recipe import Numerics
+from ..schedules.recipe import Numerics, Recipe
 from ..schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule
 from ..shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape
 from . import values
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..kernels.attention import Partials
 
 ROWS = 9  # a verification of 8 drafted tokens: rows that are checked
-RMS_LIMIT = 6e-3  # relative, against fp64: one rounding to bf16 is 1.7e-3, the narrow FP8 accumulator adds up to 3e-3
-SWIGLU_RMS_LIMIT = 9e-3  # of a product of two linears, with three more roundings to bf16
 CAPACITY = 4096  # slots of the KV cache in a check
 CHECKED_LENGTH = 2040  # 9 rows from here pass a chunk boundary at 2,048
 OCCUPANCIES = (128, 2048)  # tokens in the cache when attention and merge are timed, in turns
@@ -30,9 +28,10 @@ CLASS_OUTPUTS = 100_000  # at least so many outputs are hashed: a change of orde
 
 
 class Case(Protocol):
-    """One kernel on one shape's operands. limit: of the error."""
+    """One kernel on one shape's operands."""
 
-    limit: float
+    def limit(self, schedule: Any) -> float:
+        """Of the error of this schedule's output, by the recipe."""
 
     def rows(self, schedule: Any) -> int:
         """Rows that a launch with this schedule can be checked with."""
@@ -100,9 +99,8 @@ def relative_rms(output: "torch.Tensor", reference: "torch.Tensor") -> float:
 class LinearCase:
     """y = x @ w.T with scales and bias; partials are added in index order, as the kernel that reads them does."""
 
-    def __init__(self, shape: LinearShape, numerics: Numerics, make: Operands) -> None:
-        self.shape, self.numerics = shape, numerics
-        self.limit = SWIGLU_RMS_LIMIT if shape.swiglu else RMS_LIMIT
+    def __init__(self, shape: LinearShape, recipe: Recipe, make: Operands) -> None:
+        self.shape, self.numerics, self.limits = shape, recipe.numerics, recipe.max_rms_error
         fp8 = shape.dtype == "e4m3"
         outputs = sum(CLASS_ROWS) * (shape.N // 2 if shape.swiglu else shape.N)
         self.pool = max(ROWS, CLASS_ROWS[-1] * -(-CLASS_OUTPUTS // outputs)) if make.wide else ROWS
@@ -112,6 +110,11 @@ class LinearCase:
         self.x_scale = make.fp32(self.pool, seed=3, low=-4, high=4).abs() + 0.1 if fp8 else None
         self.w_scale = make.fp32(shape.N, seed=4, low=-4, high=4).abs() + 0.1 if fp8 else None
         self.bias = make.bf16(shape.N, seed=5) if shape.bias else None
+
+    def limit(self, schedule: LinearSchedule) -> float:
+        if schedule.split_k > 1:
+            return self.limits.partials
+        return self.limits.swiglu if self.shape.swiglu else self.limits.output
 
     def rows(self, schedule: LinearSchedule) -> int:
         return min(ROWS, schedule.row_tile)
@@ -144,15 +147,18 @@ class LinearCase:
         return total
 
     def error(self, output: "torch.Tensor") -> float:
+        return relative_rms(output, self.reference(len(output)))
+
+    def reference(self, n: int) -> "torch.Tensor":
+        """The first n rows of y in fp64, from the values that the operands hold: [n, N], with swiglu [n, N / 2]."""
         from ..kernels.linear import linear_reference
 
-        n = len(output)
         x_scale = self.x_scale[:n] if self.x_scale is not None else None
         y = linear_reference(self.x[0, :n], self.weights[0], x_scale, self.w_scale, self.bias, self._low(slice(n)))
         if self.shape.swiglu:  # gates and ups in turns of 8
             gate, up = y.reshape(n, -1, 2, 8).unbind(2)
             y = (gate * gate.sigmoid() * up).reshape(n, -1)
-        return relative_rms(output, y)
+        return y
 
     def timed(self, schedule: LinearSchedule, copy: int) -> None:
         self.launch(schedule, 0, CLASS_ROWS[-1], copy)
@@ -168,12 +174,13 @@ class HeadCase:
     """The head. The argmax variant is judged by how far the logit of its token is from the greatest; its class is that of
     the logits under the same schedule, which it shares the reduction with."""
 
-    limit = RMS_LIMIT
-
-    def __init__(self, shape: HeadShape, numerics: Numerics, make: Operands, logits: bool) -> None:
-        self.shape, self.numerics, self.logits = shape, numerics, logits
+    def __init__(self, shape: HeadShape, recipe: Recipe, make: Operands, logits: bool) -> None:
+        self.shape, self.numerics, self.limits, self.logits = shape, recipe.numerics, recipe.max_rms_error, logits
         self.x = make.bf16(ROWS, shape.K, seed=1)
         self.weights = make.copied(make.bf16(shape.N, shape.K, seed=2))
+
+    def limit(self, schedule: HeadSchedule) -> float:
+        return self.limits.output
 
     def rows(self, schedule: HeadSchedule) -> int:
         return min(ROWS, schedule.row_tile)
@@ -217,12 +224,11 @@ class HeadCase:
 class AttentionCase:
     """Split-KV attention. Partials alone have no reference, so `output` puts the recipe's merge after it."""
 
-    limit = RMS_LIMIT
-
-    def __init__(self, shape: AttentionShape, numerics: Numerics, make: Operands, merging: MergeSchedule,
+    def __init__(self, shape: AttentionShape, recipe: Recipe, make: Operands, merging: MergeSchedule,
                  occupancies: tuple[int, ...]) -> None:
         assert max(occupancies) <= CAPACITY - ROWS
-        self.shape, self.numerics, self.merging, self.make, self.occupancies = shape, numerics, merging, make, occupancies
+        self.shape, self.numerics, self.limits = shape, recipe.numerics, recipe.max_rms_error
+        self.merging, self.make, self.occupancies = merging, make, occupancies
         slots = (CAPACITY, shape.num_kv_heads)
         self.q = make.bf16(ROWS, shape.num_heads, shape.head_dim, seed=1, low=-6, high=1)
         k = make.bf16(*slots, shape.head_dim, seed=2, low=-6, high=1)
@@ -236,6 +242,9 @@ class AttentionCase:
         import torch
 
         return torch.tensor([length], dtype=torch.int32, device=self.make.device)
+
+    def limit(self, schedule: AttentionSchedule) -> float:
+        return self.limits.output
 
     def rows(self, schedule: AttentionSchedule) -> int:
         from ..kernels.attention import max_rows
@@ -275,27 +284,34 @@ class AttentionCase:
 
 
 class MergeCase:
-    """Merge of partials that cover `chunk` keys each."""
+    """Merge of partials that cover the recipe's chunk of keys each."""
 
-    limit = RMS_LIMIT
-
-    def __init__(self, shape: MergeShape, numerics: Numerics, make: Operands, chunk: int,
-                 occupancies: tuple[int, ...]) -> None:
+    def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands, occupancies: tuple[int, ...]) -> None:
         import torch
 
+        from ..kernels.attention import FOLD
         from ..kernels.attention import ROWS as ROOM
 
-        self.shape, self.numerics, self.chunk, self.make = shape, numerics, chunk, make
-        chunks = max(*occupancies, CHECKED_LENGTH, 8 * chunk) // chunk + 2
+        self.shape, self.numerics, self.limits, self.make = shape, recipe.numerics, recipe.max_rms_error, make
+        self.chunk = chunk = recipe.kv_chunk
+        chunks = max(*occupancies, CHECKED_LENGTH, FOLD * chunk) // chunk + 2
         self.acc = make.copied(make.fp32(chunks, ROOM, shape.num_heads, shape.head_dim, seed=1))
         self.m = make.fp32(chunks, ROOM, shape.num_heads, seed=2, low=-2, high=3) * 8
         self.l = make.fp32(chunks, ROOM, shape.num_heads, seed=3, low=-2, high=6).abs() + 0.5
+        self.occupancies = occupancies
         self.lengths = [torch.tensor([n], dtype=torch.int32, device=make.device) for n in occupancies]
+        edge = FOLD * chunk  # of a group of chunks
+        self.probed = [*around(chunk), edge - 5, edge - 1, edge]
+
+    def limit(self, schedule: MergeSchedule) -> float:
+        return self.limits.output
 
     def rows(self, schedule: MergeSchedule) -> int:
         return ROWS
 
-    def launch(self, schedule: MergeSchedule, first: int, rows: int, where: "torch.Tensor", copy: int = 0) -> "torch.Tensor":
+    def launch(self, schedule: MergeSchedule, first: int, rows: int, length: int, where: "torch.Tensor",
+               copy: int = 0) -> "torch.Tensor":
+        """As the decoder launches it: over as many chunks as the keys fill."""
         import torch
 
         from ..kernels.attention import Partials
@@ -304,13 +320,14 @@ class MergeCase:
         if first:  # rows first.. in the places of rows 0..
             acc, m, l = (torch.roll(t, -first, 1) for t in (acc, m, l))
         o = torch.empty((rows, *acc.shape[2:]), dtype=torch.bfloat16, device=acc.device)
-        return merged(Partials(acc, m, l, o), where, rows, self.chunk, schedule, self.numerics)
+        chunks = (length + rows - 1) // self.chunk + 1
+        return merged(Partials(acc, m, l, o), where, rows, self.chunk, schedule, self.numerics, chunks)
 
     def output(self, schedule: MergeSchedule, first: int, rows: int) -> "torch.Tensor":
         import torch
 
         where = torch.tensor([CHECKED_LENGTH + first], dtype=torch.int32, device=self.make.device)
-        return self.launch(schedule, first, rows, where)
+        return self.launch(schedule, first, rows, CHECKED_LENGTH + first, where)
 
     def error(self, output: "torch.Tensor") -> float:
         from ..kernels.merge import merge_reference
@@ -319,7 +336,8 @@ class MergeCase:
                                                     chunk=self.chunk))
 
     def timed(self, schedule: MergeSchedule, copy: int) -> None:
-        self.launch(schedule, 0, CLASS_ROWS[-1], self.lengths[copy % len(self.lengths)], copy)
+        turn = copy % len(self.occupancies)
+        self.launch(schedule, 0, CLASS_ROWS[-1], self.occupancies[turn], self.lengths[turn], copy)
 
     def bits(self, schedule: MergeSchedule) -> Iterator["torch.Tensor"]:
         import torch
@@ -327,9 +345,9 @@ class MergeCase:
         while True:
             for first in range(0, ROWS + 1, CLASS_ROWS[-1]):
                 for rows in CLASS_ROWS:
-                    for length in around(self.chunk):
+                    for length in self.probed:
                         where = torch.tensor([length], dtype=torch.int32, device=self.make.device)
-                        yield self.launch(schedule, first, rows, where)
+                        yield self.launch(schedule, first, rows, length, where)
 
 
 def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OCCUPANCIES) -> float:
@@ -346,8 +364,9 @@ def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OC
 
 
 def merged(partials: "Partials", where: "torch.Tensor", rows: int, chunk: int, schedule: MergeSchedule,
-           numerics: Numerics) -> "torch.Tensor":
-    """The merge as a quantising decode step launches it, which wants the largest magnitudes beside the output."""
+           numerics: Numerics, chunks: int | None = None) -> "torch.Tensor":
+    """The merge as a quantising decode step launches it, which wants the largest magnitudes beside the output. chunks: see
+    kernels/merge.py."""
     import torch
 
     from ..kernels.attention import ROWS as ROOM
@@ -355,7 +374,7 @@ def merged(partials: "Partials", where: "torch.Tensor", rows: int, chunk: int, s
 
     heads, head_dim = partials.acc.shape[2:]
     amax = torch.empty((ROOM, parts(MergeShape(heads, head_dim), schedule)), dtype=torch.float32, device=partials.acc.device)
-    return merge(partials, where, rows=rows, chunk=chunk, schedule=schedule, numerics=numerics, amax=amax)
+    return merge(partials, where, rows=rows, chunk=chunk, schedule=schedule, numerics=numerics, amax=amax, chunks=chunks)
 
 
 def around(chunk: int) -> list[int]:
@@ -364,18 +383,17 @@ def around(chunk: int) -> list[int]:
     return [n for n in edges if 0 <= n <= CAPACITY - ROWS]
 
 
-def make_case(kernel: str, shape: KernelShape, numerics: Numerics, make: Operands, merging: MergeSchedule,
-              chunk: int, occupancies: tuple[int, ...] = OCCUPANCIES) -> Case:
-    """The case of one kernel. merging and chunk: the recipe's; occupancies: tokens in the cache in timings, for attention and
-    merge."""
+def make_case(kernel: str, shape: KernelShape, recipe: Recipe, make: Operands, merging: MergeSchedule,
+              occupancies: tuple[int, ...] = OCCUPANCIES) -> Case:
+    """The case of one kernel. merging: the recipe's; occupancies: tokens in the cache in timings, for attention and merge."""
     if isinstance(shape, LinearShape):
-        return LinearCase(shape, numerics, make)
+        return LinearCase(shape, recipe, make)
     if isinstance(shape, HeadShape):
-        return HeadCase(shape, numerics, make, logits=kernel == "lm_head_logits")
+        return HeadCase(shape, recipe, make, logits=kernel == "lm_head_logits")
     if isinstance(shape, AttentionShape):
-        return AttentionCase(shape, numerics, make, merging, occupancies)
+        return AttentionCase(shape, recipe, make, merging, occupancies)
     assert isinstance(shape, MergeShape), f"{kernel} isn't tuned"
-    return MergeCase(shape, numerics, make, chunk, occupancies)
+    return MergeCase(shape, recipe, make, occupancies)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ TIMED_PROMPT, TIMED_TOKENS = 128, 96  # of one timed request
 DRAFT_LENGTH = 4
 ACCEPTED = (2, 0, 4, 1, 3)  # drafted tokens that are right, round by round
 CAPACITY = 4096
-WALL_SECONDS = 180  # of one task: weights are made, graphs captured, kernels outside the bundle compiled
+WALL_SECONDS = 180  # of one task: weights are made, graphs captured, what a partial bundle lacks compiled
 FIRST_ID = 100  # below are a tokenizer's bytes and marks
 
 

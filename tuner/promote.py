@@ -25,7 +25,8 @@ COUNTS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "
 
 
 def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], said: Said, date: str) -> PromotedFile:
-    """The rows that a run may promote: winners, and at a first promotion the incumbents that stayed.
+    """The rows that a run may promote: winners, and at a first promotion the incumbents that stayed, whether nothing was faster
+    or the full model refused what was.
 
     A name that the gate accepted and that no longer wins (a replay under another rule) is left out: its evidence isn't there.
     """
@@ -33,7 +34,7 @@ def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], said: S
     for kernel, name in said.accepted.items():
         contest, ranking = recording.contests[kernel], rankings[kernel]
         place = ranking.place(name)
-        rightful = name == ranking.winner or place.status == "another class"
+        rightful = name == ranking.winner or place.status == "another class" or (name == ranking.base and kernel in said.rejected)
         if rightful and place.times is not None and not (name == contest.incumbent and contest.origin == "promoted"):
             rows.append(_row(recording, contest, name, said, date))
     return PromotedFile(recording.target, recording.model, recording.recipe, tuple(rows))

@@ -13,7 +13,7 @@ from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, schedule_of, schedule_to_dict
 from ..shapes.errors import UserError
 from ..shapes.model import KernelShape, shape_from_dict, shape_to_dict
-from .errors import RecordingError
+from .errors import GpuError, RecordingError
 from .gate import Checked, Failure, checked_from_dict, checked_to_dict, other_recipe
 from .gpu_state import Machine
 from .record import write_json
@@ -21,6 +21,7 @@ from .timing import Batch, batch_from_dict, batch_to_dict
 
 SCHEMA = "tune-kernels/recording/1"
 NO_CLASS = "no class"
+ALL_DIED = 4  # deaths of the first candidates of a kernel, without one that lives: it is not the candidates
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,15 @@ class Contest:
         """Class by fit candidate; that of another recipe is a group of its own."""
         return {n: (self.checked[n].numerics_class or NO_CLASS) +
                 ("*" if other_recipe(recipe, self.entrants[n].schedule) else "") for n in self.fit()}
+
+
+def require_some_life(contest: Contest) -> None:
+    """Candidates are to blame for their deaths, but not where all of the first ones die. Raises GpuError."""
+    failures = [c.failure for c in contest.checked.values()]
+    died = [f for f in failures if f and f.stage in ("crash", "hang")]
+    if len(died) == len(failures) == ALL_DIED:
+        raise GpuError(f"{contest.kernel}: the first {ALL_DIED} candidates all died, the last one so: {died[-1].detail}",
+                       expected="a GPU, driver and torch that work", action="see tune-kernels doctor; nothing was decided")
 
 
 @dataclass

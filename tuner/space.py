@@ -6,6 +6,7 @@ when the kernel's contract says that it can't be run, before anything is compile
 artefact to show.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels import registry
+from ..kernels.fixed import FIXED
+from ..schedules import store
+from ..schedules.errors import NotPromoted
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, check_knob, schedule_from_dict
 from ..shapes.fields import Fields, nearest, read_table
-from ..shapes.model import KernelShape
-from ..shapes.target import ARCHES, Target
+from ..shapes.model import KernelShape, ModelShape
+from ..shapes.target import ARCHES, Target, load_targets
 from .errors import SpaceError
 
 SHIPPED = Path(__file__).parent / "spaces"
@@ -127,7 +131,7 @@ def schedules(space: Space, kernel: str, arch: str) -> list[Schedule]:
 
 def candidates(space: Space, shapes: Mapping[str, KernelShape], kernels: Sequence[str],
                targets: Sequence[Target]) -> list[Candidate]:
-    """Every candidate of the kernels that the model has, legal or not, and the one schedule of each fixed kernel.
+    """Every candidate of the kernels that the model has, legal or not.
 
     Raises:
         SpaceError: nothing in the space is legal.
@@ -140,24 +144,52 @@ def candidates(space: Space, shapes: Mapping[str, KernelShape], kernels: Sequenc
         raise SpaceError(f"space {space.name!r}: none of {len(found)} candidates for {', '.join(kernels)} is legal{first}",
                          expected="at least one schedule that fits a shape of this model",
                          action="widen the space, or start from tuner/spaces/default.toml")
-    fixed = [Candidate(name, shapes[of], schedule, target) for target in targets
-             for name, (_, of, schedule) in registry.FIXED.items() if of in kernels and of in shapes]
-    return found + fixed
+    return found
 
 
-def with_defaults(found: Sequence[Candidate], recipe: Recipe, shapes: Mapping[str, KernelShape], kernels: Sequence[str],
-                  targets: Sequence[Target]) -> list[Candidate]:
-    """The candidates, and the recipe's defaults where they aren't among them: what is in place before a first promotion."""
+def with_those_in_place(found: Sequence[Candidate], recipe: Recipe, shapes: Mapping[str, KernelShape], kernels: Sequence[str],
+                        targets: Sequence[Target], folders: Sequence[Path]) -> list[Candidate]:
+    """The candidates, and, where they aren't among them, the schedules that a decoder runs under and a race begins with: the
+    recipe's defaults, and what is promoted in these folders for a SKU of a target.
+
+    Raises:
+        ScheduleError: a file of promoted schedules that can't be read.
+    """
+    added = [Candidate(kernel, shapes[kernel], schedule, target)
+             for target in targets if target.arch in recipe.defaults for kernel in kernels if kernel in shapes
+             for schedule in _in_place(kernel, shapes[kernel], recipe, target, folders)]
     known = {(c.kernel, c.target, c.schedule) for c in found}
-    added = [Candidate(kernel, shapes[kernel], registry.default_schedule(recipe, kernel, target.arch, shapes[kernel]), target)
-             for target in targets if target.arch in recipe.defaults for kernel in kernels
-             if kernel in shapes and kernel in registry.TUNABLE]
-    return [*found, *(reject(c) for c in added if (c.kernel, c.target, c.schedule) not in known)]
+    new = dict.fromkeys(c for c in added if (c.kernel, c.target, c.schedule) not in known)
+    return [*found, *map(reject, new)]
+
+
+def _in_place(kernel: str, shape: KernelShape, recipe: Recipe, target: Target, folders: Sequence[Path]) -> list[Schedule]:
+    """Of one kernel. lm_head_logits has rows of its own and also runs under lm_head's."""
+    found = [registry.default_schedule(recipe, kernel, target.arch, shape)]
+    for name in dict.fromkeys((kernel, registry.DEFAULT_OF.get(kernel, kernel))):
+        for sku in load_targets():
+            if sku.arch == target.arch:
+                with contextlib.suppress(NotPromoted):
+                    found.append(store.lookup(registry.store_key(name, shape, sku, recipe), folders).schedule)
+    return found
+
+
+def with_fixed(found: Sequence[Candidate], model: ModelShape, recipe: Recipe) -> list[Candidate]:
+    """The candidates, and the kernels that aren't tuned, in every shape that they take beside those that are legal."""
+    added = []
+    for target in dict.fromkeys(c.target for c in found):
+        beside: dict[str, list[Schedule]] = {}
+        for c in found:
+            if c.target == target and c.problem is None:
+                beside.setdefault(c.kernel, []).append(c.schedule)
+        added += [Candidate(name, shape, fixed.schedule, target) for name, fixed in FIXED.items()
+                  for shape in fixed.shapes(model, recipe, beside)]
+    return [*found, *map(reject, added)]
 
 
 def reject(candidate: Candidate) -> Candidate:
     """The candidate, with the reason where it can't be run: its contract, or more shared memory than a block can have."""
-    operation = registry.TUNABLE[candidate.kernel]
+    operation = registry.operation(candidate.kernel)
     problem = operation.contract(candidate.shape, candidate.schedule)
     code = "contract"
     if problem is None:

@@ -15,6 +15,7 @@ from ..shapes.fields import nearest
 from ..shapes.model import shape_from_dict
 from ..shapes.target import Target
 from .errors import ReportError, SpaceError
+from .offline import Request, sweep
 from .recording import Contest, Entrant
 from .report import FACT_FIELDS, Report, read_report
 
@@ -29,7 +30,8 @@ class Survivors:
     differs: str = ""
 
 
-def find_survivors(folder: Path, model: str, kernels: Sequence[str], target: Target, recipe: Recipe, out: Path) -> Survivors:
+def find_survivors(folder: Path, model: str, kernels: Sequence[str], target: Target, recipe: Recipe, out: Path,
+                   schedules: Path | None = None) -> Survivors:
     """The bundle, or, where its toolchain or kernel sources aren't those of this machine, the same space compiled here.
 
     Raises:
@@ -42,7 +44,9 @@ def find_survivors(folder: Path, model: str, kernels: Sequence[str], target: Tar
     here = bundle.toolchain(target, recipe.numerics)
     differs = difference(report, here, target)
     if differs:
-        report, folder = _compiled_here(report, model, kernels, target, recipe, out / "bundle"), out / "bundle"
+        request = Request(model=model, targets=(target.arch,), kernels=tuple(kernels), space=report["space"], recipe=recipe.name,
+                          out=out / "bundle", max_spill_bytes=report.get("max_spill_bytes", 0), schedules=schedules)
+        report, folder = sweep(request), request.out
     mine = [v for v in report["variants"] if v["target"] == target.arch]
     if not mine:
         raise SpaceError(f"{folder} has nothing for {target.arch}", expected=f"variants for {target.name}",
@@ -65,16 +69,9 @@ def difference(report: Report, here: Toolchain, target: Target) -> str:
             return f"the bundle was made with {name} {found}, here is {expected}"
     for variant in report["variants"]:
         name = variant["kernel"]
-        if name in registry.TUNABLE and variant["kernel_digest"] != bundle.kernel_digest(registry.operation(name).kernel):
+        if registry.known(name) and variant["kernel_digest"] != bundle.kernel_digest(registry.operation(name).kernel):
             return f"the source of {name} has changed since the bundle was made"
     return ""
-
-
-def _compiled_here(report: Report, model: str, kernels: Sequence[str], target: Target, recipe: Recipe, out: Path) -> Report:
-    from .offline import Request, sweep
-
-    return sweep(Request(model=model, targets=(target.arch,), kernels=tuple(kernels), space=report["space"], recipe=recipe.name,
-                         out=out, max_spill_bytes=report.get("max_spill_bytes", 0)))
 
 
 def contests(found: Survivors, kernels: Sequence[str], target: Target, recipe: Recipe,

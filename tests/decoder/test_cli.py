@@ -102,6 +102,7 @@ def test_verify_counts_at_least_161_agreement_checks(runner: CliRunner, tiny_fol
     evidence = json.loads(out.read_text())
     assert evidence["checks"]["agreement"]["passed"] == evidence["checks"]["agreement"]["run"] >= 161
     assert len({r["name"] for r in evidence["results"]}) == len(evidence["results"])
+    assert evidence["prompts"] > 1
 
 
 def test_bench_prints_a_table_and_one_json_line(runner: CliRunner, tiny_folders: dict[str, Path], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ SCHEDULE = FixedSchedule(num_warps=1)
 RING = 4
 POISON = -77  # no token, no end, no mark
 NO_END = -2
-WIDTHS = [0, 1, 2, 4, 7, 15]  # drafted tokens of a round: one artefact each
+WIDTHS = [0, 1, 2, 4, 7, 15]  # drafted tokens of a round
 
 
 @dataclass

@@ -36,13 +36,13 @@ def gates_and_ups(N: int, device: str) -> Any:
     return values.to(device).bfloat16()
 
 
-def run_swiglu(gate_up: Any, rows: int, amax: bool = True) -> tuple[Any, Any]:
+def run_swiglu(gate_up: Any, rows: int) -> tuple[Any, Any]:
     import torch
 
     N = gate_up.shape[1] // 2
     act = poisoned(ROOM, N, dtype=torch.bfloat16, device=gate_up.device)
     top = poisoned(ROOM, segments(N), dtype=torch.float32, device=gate_up.device)
-    swiglu(gate_up, act, top if amax else None, rows=rows, schedule=SCHEDULE, numerics=NUMERICS)
+    swiglu(gate_up, act, top, rows=rows, schedule=SCHEDULE, numerics=NUMERICS)
     return act, top
 
 
@@ -55,9 +55,6 @@ def test_swiglu_equals_fp64_and_its_maxima_are_theirs(N: int, device: str) -> No
     for segment in range(segments(N)):
         part = act[:MOST, segment * SEGMENT:(segment + 1) * SEGMENT]
         assert_same_bytes(amax[:MOST, segment], part.float().abs().amax(-1), f"segment {segment}")
-    without, untouched = run_swiglu(gate_up, MOST, amax=False)
-    assert_same_bytes(without[:MOST], act[:MOST], "without maxima")
-    assert untouched.isnan().all()
 
 
 @pytest.mark.parametrize("N", [48, SEGMENT + 16])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes
-from tune_kernels.kernels.attention import Partials, attention, attention_reference, max_rows
+from tune_kernels.kernels.attention import FOLD, Partials, attention, attention_reference, max_rows, new_partials
 from tune_kernels.kernels.merge import merge, merge_reference, parts
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
@@ -158,6 +158,46 @@ def test_merge_equals_fp64(merging: MergeSchedule, device: str) -> None:
     assert_close(found, merge_reference(acc, m, l, int(length), rows=ROWS, chunk=chunk), rms=4e-3, worst=4e-2)
 
 
+@pytest.mark.parametrize("chunks", [FOLD + 1, 2 * FOLD, 2 * FOLD + 5])
+def test_groups_of_chunks_equal_fp64(chunks: int, device: str) -> None:
+    """More chunks than one walk takes, with rows on both sides of the last group's edge."""
+    import torch
+
+    gen = torch.Generator().manual_seed(chunks)
+    heads, dim, chunk = 3, 32, 16
+    acc = torch.randn(chunks, 16, heads, dim, generator=gen).to(device)
+    m = (torch.randn(chunks, 16, heads, generator=gen) * 8).to(device)
+    l = torch.rand(chunks, 16, heads, generator=gen).to(device) + 0.5
+    at = (chunks - 1) * chunk - 3  # row 3 opens the last chunk
+    length = torch.tensor([at], dtype=torch.int32, device=device)
+    partials = Partials(acc, m, l, torch.full((ROWS, heads, dim), float("nan"), dtype=torch.bfloat16, device=device))
+    found = merge(partials, length, rows=ROWS, chunk=chunk, schedule=IN_ORDER, numerics=NUMERICS)
+    assert_close(found, merge_reference(acc, m, l, at, rows=ROWS, chunk=chunk), rms=4e-3, worst=4e-2)
+
+
+@pytest.mark.parametrize("used", [1, 2, FOLD - 1, FOLD])
+def test_one_group_has_the_same_bytes_in_one_walk_and_in_two(used: int, device: str) -> None:
+    """A graph that covers more chunks than a row has keys for: fold and merge, against the merge alone."""
+    import torch
+
+    gen = torch.Generator().manual_seed(used)
+    heads, dim, chunk, room = 3, 32, 16, 2 * FOLD
+    acc = torch.randn(room, 16, heads, dim, generator=gen).to(device)
+    m = (torch.randn(room, 16, heads, generator=gen) * 8).to(device)
+    l = torch.rand(room, 16, heads, generator=gen).to(device) + 0.5
+    for tensor in (acc, m, l):
+        tensor[used:] = float("nan")  # what no key stands for may hold anything
+    finished = torch.randn(4, heads, dim, generator=gen).to(device, torch.bfloat16)
+    length = torch.tensor([used * chunk - 4], dtype=torch.int32, device=device)
+
+    def merged(chunks: int) -> "torch.Tensor":
+        return merge(Partials(acc, m, l, finished.clone()), length, rows=4, chunk=chunk, schedule=IN_ORDER, numerics=NUMERICS,
+                     chunks=chunks)
+
+    assert_same_bytes(merged(room), merged(FOLD))
+    assert merged(room).isfinite().all()
+
+
 def test_one_chunk_is_finished_in_the_bytes_of_a_merge(device: str) -> None:
     """Row 0 sees chunk 0 alone and is finished at once; row 1, with the same query, opens chunk 1 and leaves a partial of
     chunk 0. That partial through a merge must be row 0."""
@@ -193,3 +233,26 @@ def test_unaligned_strides_are_refused(device: str) -> None:
     v = torch.zeros(96, heads.kv, heads.dim + 8, dtype=torch.bfloat16, device=device)[:, :, : heads.dim]
     with pytest.raises(ContractError, match="stride_v"):
         run(queries(heads, 2, device), k, v, 10, device)
+
+
+@pytest.mark.parametrize("length", [0, CHUNK - 2, 3 * CHUNK - 3, 3 * CHUNK])
+def test_chunks_walked_over_have_the_bytes_of_chunks_alone(length: int, device: str) -> None:
+    """A launch that covers more than FOLD chunks, against one that covers the keys."""
+    import torch
+
+    heads, schedule = HEADS[1], replace(BASE, BLOCK_N=CHUNK)
+    k, v = cache(heads, 4 * CHUNK + 16, device, poison_from=length + ROWS)
+    q = queries(heads, ROWS, device)
+    where = torch.tensor([length], dtype=torch.int32, device=device)
+    used = (length + ROWS - 1) // CHUNK + 1
+
+    def left(chunks: int) -> list["torch.Tensor"]:
+        shape = AttentionShape(q.shape[1], k.shape[1], heads.dim)
+        out = new_partials(shape, FOLD + 1, ROWS, torch.device(device))
+        for tensor in (out.acc, out.m, out.l, out.o):
+            tensor.fill_(7.0)
+        attention(q, k, v, where, chunks=chunks, schedule=schedule, numerics=NUMERICS, out=out)
+        return [out.acc, out.m, out.l, out.o]
+
+    for name, alone, walked in zip(("acc", "m", "l", "o"), left(used), left(FOLD + 1)):
+        assert_same_bytes(walked, alone, name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
-from tune_kernels.kernels.activation import swiglu, swiglu_reference
+from tune_kernels.kernels.activation import segments, swiglu, swiglu_reference
 from tune_kernels.kernels.linear import interleave, linear, linear_contract, linear_grid, linear_reference
 from tune_kernels.kernels.norm import quantise_reference
 from tune_kernels.kernels.operation import ContractError
@@ -215,7 +215,8 @@ def test_swiglu_as_epilogue(case: Case, device: str) -> None:
     y = run(case, tensors)
     assert_close(act, swiglu_reference(y), rms=6e-3, worst=1e-1, what=case.name)
     alone = torch.full((most, case.N // 2), float("nan"), dtype=torch.bfloat16, device=device)
-    swiglu(y, alone, None, rows=most, schedule=FixedSchedule(num_warps=8), numerics=NUMERICS)
+    maxima = y.new_empty(most, segments(case.N // 2), dtype=torch.float32)
+    swiglu(y, alone, maxima, rows=most, schedule=FixedSchedule(num_warps=8), numerics=NUMERICS)
     assert_same_bytes(act, alone, "the kernel of its own")
     if amax is not None:
         half = case.schedule.BLOCK_N // 2

@@ -1,7 +1,9 @@
 """The checks before a timing, on real kernels: what is right passes, and each kind of wrong is named. Here and not in
 tests/tuner because they launch kernels."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule
 from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, MergeShape
 from tune_kernels.tuner import measure, operands
+from tune_kernels.tuner.measure import CheckTask, Problem
 from tune_kernels.tuner.operands import Operands, make_case
 
 pytestmark = pytest.mark.interpreter
@@ -43,7 +46,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cases(kernel: str, device: str) -> tuple[Any, Any, Any]:
     shape, schedule = CASES[kernel]
-    made = [make_case(kernel, shape, RECIPE.numerics, Operands(device, wide), MERGE, RECIPE.kv_chunk, (100, 300))
+    made = [make_case(kernel, shape, RECIPE, Operands(device, wide), MERGE, (100, 300))
             for wide in (False, True)]
     return made[0], made[1], schedule
 
@@ -99,23 +102,61 @@ def test_each_kind_of_wrong_is_named(device: str, stage: str, spoil: Any, said: 
     """Tuning 2 and 3. A spoilt column of small numbers passes the tolerance and no comparison of bytes."""
     case, wide, schedule = cases("qkv", device)
     if stage != "reference":
-        case.limit = 1e9
+        case.limit = lambda schedule: 1e9
     checked = measure.run_checks(Wrong(case, spoil), wide, schedule)
     assert checked.failure
     assert (checked.failure.stage, said in checked.failure.detail) == (stage, True), checked.failure
 
 
+def test_the_recipes_limits_judge(device: str) -> None:
+    """What would pass as a rounding to bf16 is too much for fp32 partials: accumulation alone is in them."""
+    case, wide, schedule = cases("down", device)
+    whole = replace(schedule, split_k=1)
+    limits = RECIPE.max_rms_error
+    assert (case.limit(schedule), case.limit(whole)) == (limits.partials, limits.output)
+    assert cases("gate_up", device)[0].limit(LINEAR) == limits.swiglu
+    spoil = Wrong(case, lambda y, first, rows, count: y * (1 + 1.5 * limits.partials))
+    checked = measure.run_checks(spoil, wide, schedule)
+    assert checked.failure and f"at most {limits.partials:.0e} in this recipe" in checked.failure.detail
+    assert measure.run_checks(spoil, wide, whole).failure is None
+
+
 def test_classes_differ_where_the_order_of_a_sum_does(device: str) -> None:
     shape = LinearShape(64, 512)
-    wide = make_case("down", shape, RECIPE.numerics, Operands(device, wide=True), MERGE, RECIPE.kv_chunk)
+    wide = make_case("down", shape, RECIPE, Operands(device, wide=True), MERGE)
     by_split = {measure.numerics_class(wide, replace(LINEAR, split_k=n)) for n in (1, 2, 4)}
     assert len(by_split) == 3
+
+
+@pytest.fixture
+def from_bundle(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The worker's tasks find every artefact, and make their operands here."""
+    monkeypatch.setattr(measure, "require_artefact", lambda problem, schedule: None)
+    monkeypatch.setattr(measure, "install", lambda folder: None)
+    monkeypatch.setattr(measure, "_case", lambda problem, operands: make_case(
+        problem.kernel, problem.shape, RECIPE, replace(operands, device=device), MERGE, problem.occupancies))
+    measure.wide_case.cache_clear()
+    yield
+    measure.wide_case.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", ["down", "merge"])
+def test_a_class_is_the_same_without_the_checks(kernel: str, device: str, from_bundle: None, tmp_path: Path) -> None:
+    """What `verify --classes` asks the worker, against what `--on-gpu` does; schedules that can't be launched are named."""
+    case, wide, schedule = cases(kernel, device)
+    problem = Problem(kernel, CASES[kernel][0], "nvidia-h200", "fp8-v1", "bundle", (100, 300))
+    found = measure.classify(CheckTask(problem, "one", schedule, str(tmp_path / "words"))).value
+    assert found.failure is None and not found.checks
+    assert found.numerics_class == measure.run_checks(case, wide, schedule).numerics_class
+    illegal = replace(schedule, num_warps=3)
+    wrong = measure.classify(CheckTask(problem, "two", illegal, str(tmp_path / "words"))).value
+    assert wrong.failure and wrong.failure.stage == "launch" and "num_warps" in wrong.failure.detail
 
 
 @pytest.mark.parametrize("kernel", CASES)
 def test_a_timed_launch_takes_any_copy(kernel: str, device: str) -> None:
     shape, schedule = CASES[kernel]
-    case = make_case(kernel, shape, RECIPE.numerics, Operands(device, copies=2), MERGE, RECIPE.kv_chunk, (100, 300))
+    case = make_case(kernel, shape, RECIPE, Operands(device, copies=2), MERGE, (100, 300))
     for copy in (0, 1):
         case.timed(schedule, copy)
 

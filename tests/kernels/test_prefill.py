@@ -11,9 +11,11 @@ from tune_kernels.kernels.norm import quantise_reference
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.kernels.prefill import BLOCK_M, BLOCK_N, GROUP_M, KEYS, QUERIES, prefill_attention, prefill_linear
 from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.schedule import FixedSchedule
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
+SCHEDULE = FixedSchedule(num_warps=8)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def run_linear(tensors: dict[str, Any], rows: int, first: int = 0) -> Any:
     scale = tensors["x_scale"][first:].clone() if "x_scale" in tensors else None
     out = torch.full((rows + 1, tensors["w"].shape[0] + 32), float("nan"), dtype=torch.bfloat16, device=x.device)
     prefill_linear(part, tensors["w"], out[:, :-32], rows=rows, x_scale=scale, w_scale=tensors.get("w_scale"),
-                   bias=tensors.get("bias"), numerics=NUMERICS)
+                   bias=tensors.get("bias"), schedule=SCHEDULE, numerics=NUMERICS)
     assert out[rows].isnan().all() and out[:, -32:].isnan().all(), "written past the last row or column"
     return out[:rows, :-32]
 
@@ -140,7 +142,8 @@ def run_attention(q: Any, k: Any, v: Any, length: int, rows: int) -> Any:
     import torch
 
     out = torch.full_like(q, float("nan"))
-    prefill_attention(q, k, v, torch.tensor([length], dtype=torch.int32, device=q.device), out, rows=rows, numerics=NUMERICS)
+    prefill_attention(q, k, v, torch.tensor([length], dtype=torch.int32, device=q.device), out, rows=rows, schedule=SCHEDULE,
+                      numerics=NUMERICS)
     assert out[rows:].isnan().all(), "written past the last row"
     return out[:rows]
 
@@ -178,7 +181,7 @@ def test_what_does_not_fit_is_refused(device: str) -> None:
     tensors = operands(CASES[0], 5, device)
     with pytest.raises(ContractError, match="out"):
         prefill_linear(tensors["x"], tensors["w"], torch.empty(5, 16, dtype=torch.bfloat16, device=device), rows=5,
-                       x_scale=tensors["x_scale"], w_scale=tensors["w_scale"], numerics=NUMERICS)
+                       x_scale=tensors["x_scale"], w_scale=tensors["w_scale"], schedule=SCHEDULE, numerics=NUMERICS)
     with pytest.raises(ContractError, match="stride_xm"):
         run_linear({**tensors, "x": strided(tensors["x"].contiguous(), 8)}, 5)
     heads = HEADS[1]

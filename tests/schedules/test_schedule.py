@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tune_kernels.kernels import registry
+from tune_kernels.schedules import recipe as recipe_module
 from tune_kernels.schedules.errors import ScheduleError
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import (
@@ -85,3 +86,17 @@ def test_recipes_are_called_what_their_files_are() -> None:
     folder = Path(__file__).parents[2] / "schedules" / "recipes"
     for path in folder.glob("*.toml"):
         assert load_recipe(path.stem).name == path.stem
+
+
+def test_a_recipe_of_kernels_says_how_wrong_they_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a limit is no part of what a promoted schedule is looked up by."""
+    monkeypatch.setattr(recipe_module, "SHIPPED", tmp_path)
+    text = (Path(recipe_module.__file__).parent / "recipes" / "fp8-v1.toml").read_text()
+    (tmp_path / "fp8-v1.toml").write_text(text.replace("partials = 4e-4", "partials = 3e-4"))
+    stricter = load_recipe("fp8-v1")
+    assert (stricter.max_rms_error.partials, RECIPE.max_rms_error.partials) == (3e-4, 4e-4)
+    assert stricter.numerics.flags("sm_90") == RECIPE.numerics.flags("sm_90")
+    for wrong, said in (("", "partials: missing"), ("partials = 0.0", "partials: is 0.0"), ("partial = 1", "partials: missing")):
+        (tmp_path / "fp8-v1.toml").write_text(text.replace("partials = 4e-4", wrong))
+        with pytest.raises(ScheduleError, match=f"max_rms_error: {said}"):
+            load_recipe("fp8-v1")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import triton
 from tune_kernels.kernels import registry
-from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.kernels.fixed import FIXED
+from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule, MergeSchedule, Schedule
 from tune_kernels.shapes.model import LinearShape, load_model_shape
 from tune_kernels.shapes.target import ARCHES, load_arch
@@ -106,13 +107,29 @@ def test_schedules_that_won_on_hardware_are_accepted_and_in_the_default_space(na
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("kernel", [*registry.TUNABLE, *registry.FIXED])
-def test_every_registered_kernel_compiles_with_its_default_and_does_not_spill(kernel: str, arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", registry.TUNABLE)
+def test_every_tunable_kernel_compiles_with_its_default_and_does_not_spill(kernel: str, arch: str, tmp_path: Path) -> None:
     """A kernel joins this test by being registered."""
-    shape = SHAPES[registry.FIXED[kernel][1]] if kernel in registry.FIXED else None
-    verdict, record = verdict_of(kernel, arch, registry.default_schedule(RECIPE, kernel, arch), tmp_path, shape)
+    verdict, record = verdict_of(kernel, arch, registry.default_schedule(RECIPE, kernel, arch), tmp_path)
     assert verdict.accepted, verdict.reasons
     assert record.facts["spill_store_bytes"] == record.facts["spill_load_bytes"] == 0
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("recipe", [RECIPE, load_recipe("bf16")], ids=lambda r: r.name)
+@pytest.mark.parametrize("kernel", FIXED)
+def test_every_fixed_kernel_compiles_in_each_of_its_shapes_and_does_not_spill(kernel: str, recipe: Recipe, arch: str,
+                                                                              tmp_path: Path) -> None:
+    """Those of a target and of a drafter; a kernel joins this test by being registered."""
+    fixed = FIXED[kernel]
+    for model in (load_model_shape("qwen2.5-7b"), load_model_shape("qwen2.5-7b-eagle3")):
+        beside = {name: [registry.default_schedule(recipe, name, arch, shape)]
+                  for name, shape in model.kernel_shapes(recipe.linear_dtype, recipe.terms).items()}
+        for shape in fixed.shapes(model, recipe, beside):
+            record = compile_task(make_task(kernel, arch, shape, fixed.schedule, recipe.numerics, tmp_path))
+            verdict = judge(record, wanted_instructions(kernel, shape, arch), fixed.schedule, load_arch(arch))
+            assert verdict.accepted, (shape, verdict.reasons)
+            assert fixed.operation.contract(shape, fixed.schedule) is None
 
 
 def test_a_k_tail_compiles_to_the_fp8_instruction(tmp_path: Path) -> None:

@@ -4,14 +4,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from promoted_rows import promoted
 from tune_kernels.kernels import registry
+from tune_kernels.schedules import store
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.schedules.schedule import LinearSchedule
+from tune_kernels.schedules.schedule import HeadSchedule, LinearSchedule, Schedule
+from tune_kernels.schedules.store import PromotedFile
 from tune_kernels.shapes.errors import UserError
-from tune_kernels.shapes.model import load_model_shape
-from tune_kernels.shapes.target import ARCHES, load_arch
+from tune_kernels.shapes.model import NormShape, load_model_shape
+from tune_kernels.shapes.target import ARCHES, load_arch, load_sku
 from tune_kernels.tuner.errors import SpaceError
-from tune_kernels.tuner.space import candidates, load_space, schedules, with_defaults
+from tune_kernels.tuner.space import Candidate, candidates, load_space, reject, schedules, with_fixed, with_those_in_place
 
 SHAPES = load_model_shape("qwen2.5-7b").kernel_shapes()
 GRID = 'kernels = "down"\nBLOCK_N = [64, 128]\nBLOCK_K = 128\nnum_stages = 3\nnum_warps = 4\n'
@@ -120,10 +123,31 @@ def test_shared_memory_over_the_limit_is_known_before_compiling(tmp_path: Path) 
     assert [c.code for c in found if c.problem] == ["resource_limit"]
 
 
-def test_fixed_kernels_come_with_the_kernels_they_serve() -> None:
-    found = candidates(load_space("default"), SHAPES, ["lm_head"], [load_arch("sm_90")])
-    assert {c.kernel for c in found} == {"lm_head", "lm_head_reduce"}
-    assert set(registry.FIXED) == {"lm_head_reduce"}
+@pytest.mark.parametrize(("model", "kernel", "fixed"), [
+    ("qwen2.5-7b", "lm_head", {"lm_head_reduce", "accept", "draft_token"}),
+    ("qwen2.5-7b", "lm_head_logits", set()),
+    ("qwen2.5-7b", "down", {"norm", "quantise_row", "prefill_linear"}),
+    ("qwen2.5-7b", "merge", {"quantise"}),
+    ("qwen2.5-7b-eagle3", "lm_head", {"lm_head_reduce"}),
+    ("qwen2.5-7b-eagle3", "qkv", {"draft_norm", "rope", "quantise_row", "prefill_linear"}),
+])
+def test_fixed_kernels_come_with_the_kernels_they_serve(model: str, kernel: str, fixed: set[str]) -> None:
+    recipe, shape = load_recipe("fp8-v1"), load_model_shape(model)
+    shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
+    found = with_fixed(candidates(load_space("default"), shapes, [kernel], [load_arch("sm_90")]), shape, recipe)
+    assert {c.kernel for c in found} == {kernel} | fixed
+    assert not [c.problem for c in found if c.kernel in fixed and c.problem]
+
+
+def test_fixed_kernels_have_a_shape_for_every_neighbours_schedule() -> None:
+    """What a neighbour that can't be would leave isn't compiled for; the 1 is a prompt's pass."""
+    recipe, shape = load_recipe("fp8-v1"), load_model_shape("qwen2.5-7b")
+    shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
+    made = [LinearSchedule(64, 128, 3, 4, split_k=split_k) for split_k in (3, 200)]
+    found = with_fixed([reject(Candidate("down", shapes["down"], s, load_arch("sm_90"))) for s in made], shape, recipe)
+    norms = [c.shape for c in found if c.kernel == "norm"]
+    assert {shape.split_k for shape in norms if isinstance(shape, NormShape)} == {1, 3}
+    assert len(norms) == len(set(norms)) == 6, "two counts of partials: for the next layer, with a feature, for the head"
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -132,8 +156,22 @@ def test_a_recipes_defaults_are_candidates_once(arch: str) -> None:
     recipe, target = load_recipe("fp8-v1"), load_arch(arch)
     shapes = load_model_shape("qwen2.5-7b-eagle3").kernel_shapes(recipe.linear_dtype, recipe.terms)
     explored = candidates(load_space("default"), shapes, list(shapes), [target])
-    found = with_defaults(explored, recipe, shapes, list(shapes), [target])
+    found = with_those_in_place(explored, recipe, shapes, list(shapes), [target], [])
     for kernel in registry.TUNABLE:
         default = registry.default_schedule(recipe, kernel, arch, shapes[kernel])
         [one] = [c for c in found if (c.kernel, c.schedule) == (kernel, default)]
         assert one.problem is None, kernel
+
+
+def test_what_is_promoted_is_a_candidate(tmp_path: Path) -> None:
+    """For the SKU that it was promoted on; the head's schedule also without the argmax, which the decoder runs under it."""
+    recipe, sku = load_recipe("fp8-v1"), load_sku("nvidia-h200")
+    shapes = load_model_shape("qwen2.5-7b").kernel_shapes(recipe.linear_dtype, recipe.terms)
+    mine: dict[str, Schedule] = {"down": LinearSchedule(32, 512, 2, 8, split_k=5), "lm_head": HeadSchedule(16, 16, 2, 1)}
+    for kernel, schedule in mine.items():
+        store.promote(tmp_path, PromotedFile(sku.name, "any", recipe.name, (promoted(kernel, shapes[kernel], schedule),)))
+    found = with_those_in_place([], recipe, shapes, list(shapes), [load_arch("sm_90"), load_arch("sm_103")], [tmp_path])
+    new = [(c.kernel, c.target.arch, c.schedule) for c in found if c.schedule in mine.values()]
+    assert new == [("down", "sm_90", mine["down"]), ("lm_head", "sm_90", mine["lm_head"]),
+                   ("lm_head_logits", "sm_90", mine["lm_head"])]
+    assert len(set(found)) == len(found)

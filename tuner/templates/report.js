@@ -9,7 +9,7 @@
     numberColumn("compile_ms", "compile ms"),
   ];
   const TITLES = {
-    reason: "The first reason; an opened row has them all", rest: "Knobs that differ from their plain default",
+    reason: "The first reason; an opened row has them all", rest: "Knobs that differ from their plain default; and the shape, where a kernel has several",
     spill_bytes: "Bytes of spill stores and loads together", shared_bytes: "Bytes of shared memory a block",
   };
 
