@@ -30,8 +30,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
-from ..schedules.schedule import AttentionSchedule
-from ..shapes.model import AttentionShape, KernelShape
+from ..schedules.schedule import AttentionSchedule, FixedSchedule
+from ..shapes.model import AttentionShape, KernelShape, WalkShape
 from .operation import (
     Instructions,
     Launch,
@@ -54,7 +54,13 @@ if TYPE_CHECKING:
 ROWS = 16  # rows that the layout of the partials has room for: the row tile of the recipes
 FOLD = 32  # chunks that make a group where there are more of them: see kernels/merge.py
 WALK_STAGES = 2  # chunks whose keys and values are in shared memory at once, where programs walk
+WALK_TILE = 64  # rows of the largest tile that walks
+WALK_SCHEDULE = FixedSchedule(num_warps=4, pdl=True)
 WALKERS = 4  # programs an SM, where they walk: twice what its shared memory has room for, so that none is idle at the end
+
+TYPES = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32",
+         **dict.fromkeys(("acc_ptr", "m_ptr", "l_ptr"), "*fp32"), "scale": "fp32", "rows": "i32",
+         **dict.fromkeys(("stride_qm", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
 
 
 @triton.jit
@@ -93,9 +99,8 @@ def leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m, l
 def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_ptr, scale, rows, stride_qm, stride_qh,
                      stride_kt, stride_kh, stride_vt, stride_vh, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
                      HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
-                     BLOCK_N: tl.constexpr, WALK: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (num_kv_heads, chunks), a chunk past the keys leaves nothing; or with WALK (num_kv_heads, any number), each program
-    one chunk after another."""
+                     BLOCK_N: tl.constexpr, PDL: tl.constexpr):
+    """Grid: (num_kv_heads, chunks); a chunk past the keys leaves nothing."""
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
     if PDL:
@@ -116,46 +121,66 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
     l = tl.zeros((TILE,), tl.float32)
     acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
     offs_q = row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :]
-    if WALK:
+    end = tl.minimum(start + CHUNK, length + rows)
+    live = (row < rows) & (start < length + rows)
+    if PDL and CHUNK == BLOCK_N:
+        offs_n = start + tile_n
+        old = offs_n < length
+        k_old = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=old[None, :], other=0.0)
+        v_old = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=old[:, None], other=0.0)
+        gdc_wait()
+        q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
+        new = (offs_n >= length) & (offs_n < length + rows)
+        k = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=new[None, :], other=0.0)
+        v = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=new[:, None], other=0.0)
+        m, l, acc = attention_step(q, tl.where(old[None, :], k_old, k), tl.where(old[:, None], v_old, v), offs_n, start, last,
+                                    m, l, acc, scale)
+    else:
         if PDL:
             gdc_wait()
-        live = row < rows
         q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
-        for at in tl.range(chunk, tl.cdiv(length + rows, CHUNK), tl.num_programs(1), num_stages=WALK):
-            offs_n = at * CHUNK + tile_n
+        for n0 in tl.range(start, end, BLOCK_N):
+            offs_n = n0 + tile_n
             there = offs_n < length + rows
-            k = tl.load(k_base + tl.cast(at * CHUNK, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
-            v = tl.load(v_base + tl.cast(at * CHUNK, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
-            m_c, l_c, acc_c = attention_step(q, k, v, offs_n, at * CHUNK, last, m, l, acc, scale)
-            leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, at, row, head, live, last, m_c, l_c, acc_c, NUM_KV_HEADS * GROUP, HEAD_DIM,
-                        ROWS, CHUNK)
-    else:
-        end = tl.minimum(start + CHUNK, length + rows)
-        live = (row < rows) & (start < length + rows)
-        if PDL and CHUNK == BLOCK_N:
-            offs_n = start + tile_n
-            old = offs_n < length
-            k_old = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=old[None, :], other=0.0)
-            v_old = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=old[:, None], other=0.0)
-            gdc_wait()
-            q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
-            new = (offs_n >= length) & (offs_n < length + rows)
-            k = tl.load(k_base + tl.cast(start, tl.int64) * stride_kt, mask=new[None, :], other=0.0)
-            v = tl.load(v_base + tl.cast(start, tl.int64) * stride_vt, mask=new[:, None], other=0.0)
-            m, l, acc = attention_step(q, tl.where(old[None, :], k_old, k), tl.where(old[:, None], v_old, v), offs_n, start,
-                                       last, m, l, acc, scale)
-        else:
-            if PDL:
-                gdc_wait()
-            q = tl.load(q_ptr + offs_q, mask=live[:, None], other=0.0)
-            for n0 in tl.range(start, end, BLOCK_N):
-                offs_n = n0 + tile_n
-                there = offs_n < length + rows
-                k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
-                v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
-                m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
-        leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m, l, acc, NUM_KV_HEADS * GROUP, HEAD_DIM, ROWS,
-                    CHUNK)
+            k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
+            v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
+            m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
+    leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m, l, acc, NUM_KV_HEADS * GROUP, HEAD_DIM, ROWS,
+                CHUNK)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def walk_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_ptr, scale, rows, stride_qm, stride_qh, stride_kt,
+                stride_kh, stride_vt, stride_vh, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+                ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr):
+    """attention_kernel, a program one chunk after another, the next one's keys on their way. Grid: (num_kv_heads, any number)."""
+    kv_head = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    length = tl.load(length_ptr)
+    offs_m = tl.arange(0, TILE)
+    row = offs_m // GROUP
+    head = kv_head * GROUP + offs_m % GROUP
+    offs_d = tl.arange(0, HEAD_DIM)
+    tile_n = tl.arange(0, CHUNK)
+    live = row < rows
+    last = length + row
+    k_base = k_ptr + kv_head * stride_kh + (tile_n[None, :] * stride_kt + offs_d[:, None])
+    v_base = v_ptr + kv_head * stride_vh + (tile_n[:, None] * stride_vt + offs_d[None, :])
+    m = tl.full((TILE,), float("-inf"), tl.float32)
+    l = tl.zeros((TILE,), tl.float32)
+    acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
+    q = tl.load(q_ptr + (row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :]), mask=live[:, None], other=0.0)
+    for chunk in tl.range(tl.program_id(1), tl.cdiv(length + rows, CHUNK), tl.num_programs(1), num_stages=STAGES):
+        n0 = chunk * CHUNK
+        offs_n = n0 + tile_n
+        there = offs_n < length + rows
+        k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
+        v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
+        m_c, l_c, acc_c = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
+        leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m_c, l_c, acc_c, NUM_KV_HEADS * GROUP, HEAD_DIM,
+                    ROWS, CHUNK)
 
 
 def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> str | None:
@@ -178,18 +203,15 @@ def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> st
     return None
 
 
-def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numerics: Numerics, walk: bool = False) -> Launch:
-    """The artefact of one shape and schedule: the same for every row count, length and cache layout. walk: the one whose programs
-    take one chunk after another."""
-    types = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "length_ptr": "*i32", "acc_ptr": "*fp32",
-             "m_ptr": "*fp32", "l_ptr": "*fp32", "o_ptr": "*bf16", "scale": "fp32", "rows": "i32",
-             **dict.fromkeys(("stride_qm", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
-    constants: dict[str, Any] = {
-        "NUM_KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim, "ROWS": ROWS,
-        "CHUNK": schedule.chunk, "TILE": schedule.TILE, "BLOCK_N": schedule.BLOCK_N, "WALK": WALK_STAGES if walk else 0,
-        "PDL": schedule.pdl,
-    }
-    return Launch(attention_kernel, types, constants, options(schedule, numerics))
+def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numerics: Numerics) -> Launch:
+    """The artefact of one shape and schedule: the same for every row count, length and cache layout."""
+    constants = _heads(shape) | {"CHUNK": schedule.chunk, "TILE": schedule.TILE, "BLOCK_N": schedule.BLOCK_N, "PDL": schedule.pdl}
+    return Launch(attention_kernel, TYPES, constants, options(schedule, numerics))
+
+
+def _heads(shape: AttentionShape | WalkShape) -> dict[str, Any]:
+    return {"NUM_KV_HEADS": shape.num_kv_heads, "GROUP": shape.num_heads // shape.num_kv_heads, "HEAD_DIM": shape.head_dim,
+            "ROWS": ROWS}
 
 
 def attention_instructions(shape: KernelShape, arch: str) -> Instructions:
@@ -203,6 +225,30 @@ def attention_shared_bytes(shape: AttentionShape, schedule: AttentionSchedule) -
 
 OPERATION = Operation(attention_kernel, AttentionSchedule, attention_contract, attention_launch, attention_instructions,
                       attention_shared_bytes)
+
+
+def walk_contract(shape: WalkShape, schedule: FixedSchedule) -> str | None:
+    """Why a shape and a schedule can't go together, or None."""
+    if shape.TILE > WALK_TILE:
+        return f"TILE {shape.TILE} is more than {WALK_TILE}, the rows that four warps have registers for"
+    heads = AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    return attention_contract(heads, AttentionSchedule(shape.chunk, shape.TILE, shape.chunk, WALK_STAGES, schedule.num_warps))
+
+
+def walk_launch(shape: WalkShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+    """The artefact of one shape, as attention_launch."""
+    constants = _heads(shape) | {"CHUNK": shape.chunk, "TILE": shape.TILE, "STAGES": WALK_STAGES, "PDL": schedule.pdl}
+    return Launch(walk_kernel, TYPES, constants, options(schedule, numerics))
+
+
+WALK = Operation(walk_kernel, FixedSchedule, walk_contract, walk_launch, attention_instructions)
+
+
+def walk_shape(shape: AttentionShape, schedule: AttentionSchedule) -> WalkShape | None:
+    """What walks in place of attention under this schedule where chunks are many; None where nothing does."""
+    if schedule.chunk != schedule.BLOCK_N or schedule.TILE > WALK_TILE:
+        return None
+    return WalkShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, schedule.chunk, schedule.TILE)
 
 
 def max_rows(shape: AttentionShape, schedule: AttentionSchedule) -> int:
@@ -274,10 +320,10 @@ def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor
     if out is None:
         out = new_partials(shape, chunks, rows, q.device)
     require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, acc=out.acc, m=out.m, l=out.l, o=out.o)
-    walk = chunks > FOLD and schedule.chunk == schedule.BLOCK_N
-    attention_launch(shape, schedule, numerics, walk)(
-        (shape.num_kv_heads, walkers(shape, chunks, q) if walk else chunks), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache,
-        length_ptr=length, acc_ptr=out.acc, m_ptr=out.m, l_ptr=out.l, o_ptr=out.o, scale=head_dim**-0.5, rows=rows, **strides)
+    walks = walk_shape(shape, schedule) if chunks > FOLD else None
+    launch = attention_launch(shape, schedule, numerics) if walks is None else walk_launch(walks, WALK_SCHEDULE, numerics)
+    launch((shape.num_kv_heads, chunks if walks is None else walkers(shape, chunks, q)), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache,
+           length_ptr=length, acc_ptr=out.acc, m_ptr=out.m, l_ptr=out.l, o_ptr=out.o, scale=head_dim**-0.5, rows=rows, **strides)
     return out
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..schedules.recipe import Recipe
-from ..schedules.schedule import FixedSchedule, LinearSchedule, MergeSchedule, Schedule
+from ..schedules.schedule import AttentionSchedule, FixedSchedule, LinearSchedule, MergeSchedule, Schedule
 from ..shapes.model import (
     AcceptShape,
+    AttentionShape,
     DraftNormShape,
     DraftTokenShape,
     KernelShape,
@@ -26,7 +27,7 @@ from ..shapes.model import (
     RopeShape,
     RowShape,
 )
-from . import accept, activation, lm_head, merge, norm, prefill, rope, serve
+from . import accept, activation, attention, lm_head, merge, norm, prefill, rope, serve
 from .attention import ROWS
 from .operation import Operation
 
@@ -109,6 +110,21 @@ def rope_shapes(beside: Beside) -> Iterable[KernelShape]:
         yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, split_k)
 
 
+def walk_shapes(beside: Beside) -> Iterable[KernelShape]:
+    """In attention's place where a context has many chunks."""
+    heads = beside.model.kernel_shapes()["attention"]
+    assert isinstance(heads, AttentionShape)
+    for schedule in beside.schedules.get("attention", ()):
+        if isinstance(schedule, AttentionSchedule) and (shape := attention.walk_shape(heads, schedule)):
+            yield shape
+
+
+def fold_shapes(beside: Beside) -> Iterable[KernelShape]:
+    """Before merge where a context has many chunks."""
+    if beside.has("merge"):
+        yield beside.model.kernel_shapes()["merge"]
+
+
 def quantise_shapes(beside: Beside) -> Iterable[KernelShape]:
     """After merge and after gate_up, which leave maxima; in a prompt's pass after swiglu."""
     model = beside.model
@@ -173,6 +189,8 @@ FIXED: dict[str, FixedKernel] = {
     "norm": FixedKernel(norm.OPERATION, FixedSchedule(num_warps=32, pdl=True), norm_shapes),
     "draft_norm": FixedKernel(norm.DRAFT, FixedSchedule(num_warps=32, pdl=True), draft_norm_shapes),
     "rope": FixedKernel(rope.OPERATION, FixedSchedule(num_warps=1, pdl=True), rope_shapes),
+    "attention_walk": FixedKernel(attention.WALK, attention.WALK_SCHEDULE, walk_shapes),
+    "fold": FixedKernel(merge.FOLDING, merge.FOLD_SCHEDULE, fold_shapes),
     "quantise": FixedKernel(activation.QUANTISE, FixedSchedule(num_warps=8, pdl=True), quantise_shapes),
     "quantise_row": FixedKernel(activation.QUANTISE, FixedSchedule(num_warps=32, pdl=True), quantise_row_shapes),
     "swiglu": FixedKernel(activation.SWIGLU, FixedSchedule(num_warps=8, pdl=True), swiglu_shapes),

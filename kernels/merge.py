@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 FOLD_SPLITS = 16  # partials that a block of `fold` loads at once
-FOLD_WARPS = 1
+FOLD_SCHEDULE = FixedSchedule(num_warps=1, pdl=True)
 
 
 @triton.jit
@@ -194,7 +194,7 @@ def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, 
     require_aligned(acc=acc, m=m, l=l, o=o, length=length, amax=amax)
     span = chunk
     if (chunks or len(acc)) > FOLD:
-        acc, m, l = _fold(partials, length, rows, chunk, chunks or len(acc), FixedSchedule(FOLD_WARPS, schedule.pdl), numerics)
+        acc, m, l = _fold(partials, length, rows, chunk, chunks or len(acc), numerics)
         span = chunk * FOLD
     merge_launch(shape, schedule, numerics, amax is not None)(
         (rows, num_heads, head_dim // schedule.BLOCK_D), acc_ptr=acc, m_ptr=m, l_ptr=l, length_ptr=length, o_ptr=o,
@@ -202,14 +202,14 @@ def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, 
     return o[:rows]
 
 
-def _fold(partials: Partials, length: "torch.Tensor", rows: int, chunk: int, chunks: int, schedule: FixedSchedule,
+def _fold(partials: Partials, length: "torch.Tensor", rows: int, chunk: int, chunks: int,
           numerics: Numerics) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
     """One partial of each group: acc [groups, ROWS, num_heads, head_dim], m and l [groups, ROWS, num_heads]."""
     acc, m, l = groups = partials.groups or new_groups(partials.acc)
     shape = MergeShape(*acc.shape[2:])
-    require_contract(FOLDING, shape, schedule)
+    require_contract(FOLDING, shape, FOLD_SCHEDULE)
     require_aligned(group_acc=acc, group_m=m, group_l=l)
-    fold_launch(shape, schedule, numerics)(
+    fold_launch(shape, FOLD_SCHEDULE, numerics)(
         (rows, shape.num_heads, triton.cdiv(chunks, FOLD)), acc_ptr=partials.acc, m_ptr=partials.m, l_ptr=partials.l,
         length_ptr=length, group_acc_ptr=acc, group_m_ptr=m, group_l_ptr=l, chunk=chunk)
     return groups

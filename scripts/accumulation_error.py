@@ -97,7 +97,7 @@ def measured(kernel: str, shape: LinearShape, recipe: Recipe, target: Target) ->
     plain = replace(shape, swiglu=False)
     case = Settings(plain, recipe, Operands("cuda", copies=COPIES))
     listed = [s for schedule in schedules(plain, recipe, kernel, target.arch) for s in settings(plain, schedule, recipe)]
-    rows = min(len(case.x[0]), recipe.row_tile)
+    rows = min(case.factors.x.shape[1], recipe.row_tile)
     right = case.reference(rows)
     candidates: Any = tuple((s.name, s) for s in listed)
     task = TimeTask(Problem(kernel, plain, target.name, recipe.name, ""), candidates, "confirm", ROUNDS, 0, "")

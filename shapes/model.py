@@ -58,6 +58,17 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class WalkShape:
+    """Decode attention over many chunks of keys by programs that walk. TILE: rows of the tile that query heads share."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    chunk: int
+    TILE: int
+
+
+@dataclass(frozen=True)
 class MergeShape:
     """Merge of split-KV partials: one row of head_dim values per head."""
 
@@ -135,8 +146,8 @@ class DraftTokenShape:
     scripted: bool
 
 
-KernelShape = (LinearShape | HeadShape | AttentionShape | MergeShape | NormShape | RopeShape | DraftNormShape | RowShape
-               | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape)
+KernelShape = (LinearShape | HeadShape | AttentionShape | WalkShape | MergeShape | NormShape | RopeShape | DraftNormShape
+               | RowShape | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape)
 
 
 @dataclass(frozen=True)

@@ -96,19 +96,34 @@ def relative_rms(output: "torch.Tensor", reference: "torch.Tensor") -> float:
     return float(difference / reference.pow(2).mean().sqrt())
 
 
+class Factors:
+    """What a linear or a head multiplies. x [terms, pool, K]; weights: copies of w [N, K]; w_scale [N] fp32, for e4m3."""
+
+    def __init__(self, shape: LinearShape | HeadShape, make: Operands, pool: int) -> None:
+        fp8 = shape.dtype == "e4m3"
+        draw = make.e4m3 if fp8 else make.bf16
+        self.x = draw(shape.terms, pool, shape.K, seed=1)
+        self.weights = make.copied(draw(shape.N, shape.K, seed=2))
+        self.x_scale = make.fp32(pool, seed=3, low=-4, high=4).abs() + 0.1 if fp8 else None
+        self.w_scale = make.fp32(shape.N, seed=4, low=-4, high=4).abs() + 0.1 if fp8 else None
+
+    def rows(self, first: int, rows: int) -> "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]":
+        """Some rows of x, of its second terms and of its scales, where it has them."""
+        part = slice(first, first + rows)
+        scale = self.x_scale[part] if self.x_scale is not None else None
+        if scale is not None and first:
+            scale = scale.clone()  # a slice that starts off 16 bytes is refused
+        return self.x[0, part], self.x[1, part] if len(self.x) == 2 else None, scale
+
+
 class LinearCase:
     """y = x @ w.T with scales and bias; partials are added in index order, as the kernel that reads them does."""
 
     def __init__(self, shape: LinearShape, recipe: Recipe, make: Operands) -> None:
         self.shape, self.numerics, self.limits = shape, recipe.numerics, recipe.max_rms_error
-        fp8 = shape.dtype == "e4m3"
         outputs = sum(CLASS_ROWS) * (shape.N // 2 if shape.swiglu else shape.N)
         self.pool = max(ROWS, CLASS_ROWS[-1] * -(-CLASS_OUTPUTS // outputs)) if make.wide else ROWS
-        draw = make.e4m3 if fp8 else make.bf16
-        self.x = draw(shape.terms, self.pool, shape.K, seed=1)
-        self.weights = make.copied(draw(shape.N, shape.K, seed=2))
-        self.x_scale = make.fp32(self.pool, seed=3, low=-4, high=4).abs() + 0.1 if fp8 else None
-        self.w_scale = make.fp32(shape.N, seed=4, low=-4, high=4).abs() + 0.1 if fp8 else None
+        self.factors = Factors(shape, make, self.pool)
         self.bias = make.bf16(shape.N, seed=5) if shape.bias else None
 
     def limit(self, schedule: LinearSchedule) -> float:
@@ -122,20 +137,13 @@ class LinearCase:
     def launch(self, schedule: LinearSchedule, first: int, rows: int, copy: int = 0) -> "torch.Tensor":
         from ..kernels.linear import linear
 
-        part = slice(first, first + rows)
-        x_scale = self.x_scale[part] if self.x_scale is not None else None
-        if x_scale is not None and first:
-            x_scale = x_scale.clone()  # a slice that starts off 16 bytes is refused
-        w = self.weights[copy]
+        x, lo, x_scale = self.factors.rows(first, rows)
+        w = self.factors.weights[copy]
         amax = None
         if self.shape.swiglu and x_scale is not None:  # what the next quantisation reads; one a block, so no part of the class
             amax = w.new_empty((schedule.row_tile, -(-self.shape.N // schedule.BLOCK_N)), dtype=x_scale.dtype)
-        return linear(self.x[0, part], w, schedule=schedule, numerics=self.numerics, x_lo=self._low(part), x_scale=x_scale,
-                      w_scale=self.w_scale, bias=self.bias, swiglu=self.shape.swiglu, amax=amax)
-
-    def _low(self, part: slice) -> "torch.Tensor | None":
-        """The second terms of rows of x, where it has two."""
-        return self.x[1, part] if self.shape.terms == 2 else None
+        return linear(x, w, schedule=schedule, numerics=self.numerics, x_lo=lo, x_scale=x_scale, w_scale=self.factors.w_scale,
+                      bias=self.bias, swiglu=self.shape.swiglu, amax=amax)
 
     def output(self, schedule: LinearSchedule, first: int, rows: int) -> "torch.Tensor":
         y = self.launch(schedule, first, rows)
@@ -153,8 +161,8 @@ class LinearCase:
         """The first n rows of y in fp64, from the values that the operands hold: [n, N], with swiglu [n, N / 2]."""
         from ..kernels.linear import linear_reference
 
-        x_scale = self.x_scale[:n] if self.x_scale is not None else None
-        y = linear_reference(self.x[0, :n], self.weights[0], x_scale, self.w_scale, self.bias, self._low(slice(n)))
+        x, lo, x_scale = self.factors.rows(0, n)
+        y = linear_reference(x, self.factors.weights[0], x_scale, self.factors.w_scale, self.bias, lo)
         if self.shape.swiglu:  # gates and ups in turns of 8
             gate, up = y.reshape(n, -1, 2, 8).unbind(2)
             y = (gate * gate.sigmoid() * up).reshape(n, -1)
@@ -176,8 +184,7 @@ class HeadCase:
 
     def __init__(self, shape: HeadShape, recipe: Recipe, make: Operands, logits: bool) -> None:
         self.shape, self.numerics, self.limits, self.logits = shape, recipe.numerics, recipe.max_rms_error, logits
-        self.x = make.bf16(ROWS, shape.K, seed=1)
-        self.weights = make.copied(make.bf16(shape.N, shape.K, seed=2))
+        self.factors = Factors(shape, make, ROWS)
 
     def limit(self, schedule: HeadSchedule) -> float:
         return self.limits.output
@@ -188,22 +195,23 @@ class HeadCase:
     def launch(self, schedule: HeadSchedule, first: int, rows: int, logits: bool, copy: int = 0) -> "torch.Tensor":
         import torch
 
-        from ..kernels.lm_head import lm_head, lm_head_logits, new_scratch
+        from ..kernels.lm_head import HeadInput, lm_head, lm_head_logits, new_scratch
 
-        x, w = self.x[first:first + rows], self.weights[copy]
+        x, w, w_scale = HeadInput(*self.factors.rows(first, rows)), self.factors.weights[copy], self.factors.w_scale
         if logits:
-            return lm_head_logits(x, w, schedule=schedule, numerics=self.numerics)
-        scratch = new_scratch(self.shape.N, schedule, x.device)
+            return lm_head_logits(x, w, schedule=schedule, numerics=self.numerics, w_scale=w_scale)
+        scratch = new_scratch(self.shape.N, schedule, w.device)
         scratch = replace(scratch, tokens=torch.empty_like(scratch.ids[:, 0]))  # zeros could pass for a token
-        return lm_head(x, w, schedule=schedule, numerics=self.numerics, scratch=scratch)
+        return lm_head(x, w, schedule=schedule, numerics=self.numerics, w_scale=w_scale, scratch=scratch)
 
     def output(self, schedule: HeadSchedule, first: int, rows: int) -> "torch.Tensor":
         return self.launch(schedule, first, rows, self.logits)
 
     def error(self, output: "torch.Tensor") -> float:
-        from ..kernels.lm_head import lm_head_reference
+        from ..kernels.lm_head import HeadInput, lm_head_reference
 
-        reference = lm_head_reference(self.x[:len(output)], self.weights[0])
+        reference = lm_head_reference(HeadInput(*self.factors.rows(0, len(output))), self.factors.weights[0],
+                                      self.factors.w_scale)
         if self.logits:
             return relative_rms(output, reference)
         if not bool(((output >= 0) & (output < self.shape.N)).all()):
@@ -352,10 +360,8 @@ class MergeCase:
 
 def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OCCUPANCIES) -> float:
     """Bytes that one launch can't do without, as it is timed: weights, cache, partials."""
-    if isinstance(shape, LinearShape):
+    if isinstance(shape, LinearShape | HeadShape):
         return float(shape.N * shape.K * (1 if shape.dtype == "e4m3" else 2))
-    if isinstance(shape, HeadShape):
-        return 2.0 * shape.N * shape.K
     if isinstance(shape, AttentionShape):
         return sum(occupancies) / len(occupancies) * shape.num_kv_heads * shape.head_dim * 4.0
     assert isinstance(shape, MergeShape)

@@ -36,8 +36,9 @@ from tune_kernels.tuner.space import with_fixed, with_those_in_place
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
 CPU = torch.device("cpu")
-CAPACITY = 300  # slots: several chunks of keys
-QWEN = ModelShape("qwen", "qwen2", 128, 192, 7, 4, 2, 64, 96, 1e4, 1e-6, True, False, 512, "tests")
+CAPACITY = 2300  # slots: more chunks of keys than one walk of the merge takes
+MANY = 2200  # tokens that fill them
+QWEN = ModelShape("qwen", "qwen2", 128, 192, 7, 4, 2, 64, 96, 1e4, 1e-6, True, False, 4096, "tests")
 LLAMA = replace(QWEN, name="llama", architecture="llama", qkv_bias=False, tie_embeddings=True)
 EAGLE = replace(QWEN, name="eagle", architecture="eagle3", num_layers=1, qkv_bias=False, target_hidden_size=128,
                 draft_vocab_size=48)
@@ -99,7 +100,8 @@ def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) ->
     cache: Any = decoder.cache
     rounds = Rounds(model, cache)
     features = torch.zeros(3, 3 * model.shape.hidden_size, dtype=torch.bfloat16)
-    rounds.verify(0, 100, ())
+    for tokens in (100, MANY):
+        rounds.verify(0, tokens, ())
     rounds.accept(0)
     for drafter in (eagle, small):
         proposal: Any = proposal_of(drafter, features)
@@ -107,17 +109,18 @@ def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) ->
         for draft_length in (1, 2, 4, 14, 15):
             for script in (None, rounds.tables):
                 rounds.script = script
-                launch_round(ahead, draft_length)
+                launch_round(ahead, draft_length, 100)
+        launch_round(ahead, 4, MANY)
 
 
 @torch.inference_mode()
-def launch_round(ahead: Ahead, draft_length: int) -> None:
+def launch_round(ahead: Ahead, draft_length: int, tokens: int) -> None:
     """A round of SD, and what SSD has beside it, after a miss and after a hit."""
     rounds, proposal = ahead.rounds, ahead.proposal
-    proposal.launch(rounds.model.verified, draft_length, 100, rounds.propose, keep=True)
-    rounds.verify(draft_length, 100, proposal.layers)
+    proposal.launch(rounds.model.verified, draft_length, tokens, rounds.propose, keep=True)
+    rounds.verify(draft_length, tokens, proposal.layers)
     for drafted in (True, False):
-        ahead.prepare(draft_length, 100, drafted)
+        ahead.prepare(draft_length, tokens, drafted)
     ahead.finish(draft_length)
 
 

@@ -27,6 +27,7 @@ CASES = {
     "gate_up": (LinearShape(64, 80, terms=2, swiglu=True), LINEAR),
     "lm_head": (HeadShape(80, 64), HeadSchedule(32, 64, 2, 4)),
     "lm_head_logits": (HeadShape(80, 64), HeadSchedule(32, 64, 2, 4)),
+    "lm_head_logits of a drafter": (HeadShape(80, 64, "e4m3", 2), HeadSchedule(32, 64, 2, 4)),
     "attention": (AttentionShape(4, 2, 16), ATTENTION),
     "merge": (MergeShape(4, 16), MERGE),
 }
@@ -46,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cases(kernel: str, device: str) -> tuple[Any, Any, Any]:
     shape, schedule = CASES[kernel]
-    made = [make_case(kernel, shape, RECIPE, Operands(device, wide), MERGE, (100, 300))
+    made = [make_case(kernel.split()[0], shape, RECIPE, Operands(device, wide), MERGE, (100, 300))
             for wide in (False, True)]
     return made[0], made[1], schedule
 
