@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .check import Check
-from .drafter import Branch, Drafter, Outcome
+from .drafter import Branch, Drafter, Outcome, max_rows
 from .engine import Decoder, Result
 from .kv_cache import Appended
 from .ngram import NGramDrafter
@@ -30,6 +30,7 @@ class Delayed:
 
     def __init__(self, inner: Drafter, seconds: float) -> None:
         self.inner, self.seconds, self.name, self.feature_layers = inner, seconds, inner.name, inner.feature_layers
+        self.max_rows = max_rows(inner)
 
     def start(self, tokens: list[int], features: torch.Tensor | None, chooser: Chooser) -> None:
         """As inner."""

@@ -82,6 +82,11 @@ def scripted_pattern(tau: float) -> list[int]:
     return pattern
 
 
+def scripted_hits(rate: float) -> list[bool]:
+    """Which rounds' branches hit, so that their share is `rate`, spread evenly."""
+    return [bool(hit) for hit in scripted_pattern(1 + rate)]
+
+
 def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chosen: list[Config], max_new_tokens: int,
             tau: float | None, branches: int, progress: Callable[[str], None], naive: Naive | None = None) -> Iterator[Run]:
     """Every run, interleaved."""

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
-from ..kernels.attention import Partials, new_partials
+from ..kernels.attention import ROWS, Partials, new_partials
+from ..schedules.recipe import Recipe
 from ..shapes.model import AttentionShape, ModelShape
+from .graphs import Graphs
 from .kv_cache import Branches
 
 SLACK = 64  # slots past the capacity: rounds in flight when a request ends may write there
@@ -25,16 +27,17 @@ class DeviceCache:
     against these addresses; rounds: what resident.py keeps with them.
 """
 
-    def __init__(self, shape: ModelShape, capacity: int, chunk: int, rows: int, device: torch.device) -> None:
-        self.capacity, self.chunk, self.cursor = capacity, chunk, 0
+    def __init__(self, shape: ModelShape, capacity: int, recipe: Recipe, device: torch.device, graphs: bool = True) -> None:
+        """capacity: tokens. graphs: whether passes are captured, on a GPU."""
+        self.capacity, self.chunk, self.cursor = capacity, recipe.kv_chunk, 0
         slots = capacity + SLACK
         self.buffer = torch.empty(2, shape.num_layers, slots, shape.num_kv_heads, shape.head_dim, dtype=torch.bfloat16,
                                   device=device)
         self.keys, self.values = self.buffer[0], self.buffer[1]
         heads = AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        self.chunks = -(-slots // chunk)
-        self.partials: Partials = new_partials(heads, self.chunks, rows, device)
-        self.graphs: Any = None
+        self.chunks = -(-slots // self.chunk)
+        self.partials: Partials = new_partials(heads, self.chunks, ROWS, device)
+        self.graphs = Graphs(graphs, device)
         self.rounds: Any = None
 
     def rollback(self, cursor: int) -> None:

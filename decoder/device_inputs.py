@@ -1,5 +1,7 @@
 """What a pass reads beside weights and cache, at fixed addresses on the device: rows to feed, and where they begin."""
 
+from dataclasses import dataclass
+
 import torch
 
 from ..kernels.accept import ENDS, FINISHED, LEFT, LENGTH, ROUND, STARTS, STATE, STRIDE, TIP
@@ -40,3 +42,24 @@ class DeviceInputs:
     def start(self, index: int) -> torch.Tensor:
         """starts[index] as a kernel's length: 0 is the length before the round, 1 + i is the length now, less one, plus i."""
         return self.starts[index * STRIDE:index * STRIDE + 1]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a drafter reads of the last verification, at fixed addresses: inputs, as `accept` left them; winners [row tile] int32
+    and features [ROWS, 3 H] bf16 of its rows."""
+
+    inputs: DeviceInputs
+    winners: torch.Tensor
+    features: torch.Tensor
+
+    def like(self, device: torch.device) -> "Verified":
+        """Room for a copy."""
+        return Verified(DeviceInputs(device), torch.zeros_like(self.winners, device=device),
+                        torch.zeros_like(self.features, device=device))
+
+    def take(self, other: "Verified") -> None:
+        """Copies another's values, in the order of the current streams."""
+        self.inputs.buffer.copy_(other.inputs.buffer, non_blocking=True)
+        self.winners.copy_(other.winners, non_blocking=True)
+        self.features.copy_(other.features, non_blocking=True)

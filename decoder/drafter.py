@@ -37,7 +37,7 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """feature_layers: target layers whose output it wants to see, or none."""
+    """feature_layers: target layers whose output it wants to see, or none. It may have a `max_rows`: see there."""
 
     name: str
     feature_layers: tuple[int, ...]
@@ -55,6 +55,12 @@ class Drafter(Protocol):
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
         """While `draft`, which follows `tokens`, is being verified: next drafts for up to `branches` likely
         outcomes."""
+
+
+def max_rows(drafter: Drafter) -> int | None:
+    """Rows of one pass over a drafter's network, where that bounds its drafts: K + 1 must be at most as many."""
+    rows: int | None = getattr(drafter, "max_rows", None)
+    return rows
 
 
 def likely_outcomes(scores: Sequence[np.ndarray], draft: Sequence[int], branches: int) -> list[OutcomeKey]:

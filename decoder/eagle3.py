@@ -33,6 +33,8 @@ class Network(Protocol):
     shape: ModelShape
     embedding: torch.Tensor
 
+    @property
+    def max_rows(self) -> int: ...
     def new_cache(self, capacity: int) -> Any: ...
     def reduce(self, features: torch.Tensor) -> torch.Tensor: ...
     def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> "Step": ...
@@ -57,6 +59,7 @@ class Eagle3Model:
     def __init__(self, shape: ModelShape, tensors: Tensors, embedding: torch.Tensor, ids: torch.Tensor, recipe: Recipe,
                  device: torch.device, norm_before_residual: bool, vocab_limit: int) -> None:
         self.shape, self.recipe, self.device, self.norm_before_residual = shape, recipe, device, norm_before_residual
+        self.max_rows = recipe.row_tile
         self.precision = precision_of(recipe)
         self.dtype = TORCH[self.precision.attention]
         self.embedding = embedding.to(device, self.dtype)
@@ -115,7 +118,7 @@ class Eagle3Drafter:
     name = "eagle3"
 
     def __init__(self, model: "Network", layers: tuple[int, ...], capacity: int) -> None:
-        self.model, self.feature_layers = model, layers
+        self.model, self.feature_layers, self.max_rows = model, layers, model.max_rows
         self.cache = model.new_cache(capacity)
         self.chooser = Chooser()
         self.pending = model.embedding.new_empty(0, model.shape.hidden_size)  # target features of entries not written yet

@@ -15,7 +15,7 @@ from ..schedules.recipe import Recipe, load_recipe
 from ..schedules.schedule import Schedule
 from ..shapes.model import ModelShape
 from .backend import Model, load_model
-from .drafter import Drafter
+from .drafter import Drafter, max_rows
 from .drafters import load_drafter
 from .errors import LoadError, RequestError
 from .loader import load_checkpoint
@@ -165,16 +165,18 @@ class Decoder:
     def _loop(self, request: Request, session: Session, drafter: Drafter | None,
               features: torch.Tensor | None) -> Iterator[None]:
         """The request's rounds: on the device where it can run them, else driven from here."""
-        if request.mode == "ssd":
-            assert drafter is not None
-            return speculative_speculative(session, drafter, request.draft_length, request.branches)
         if self.model.notes.name == "triton" and request.chooser.greedy and request.logprobs is None:
             from .resident import resident_rounds
 
-            loop = resident_rounds(session, self.cache, drafter, features, request.draft_length, request.rules)
+            loop = resident_rounds(session, self.cache, drafter, features, request.draft_length,
+                                   request.branches if request.mode == "ssd" else 0, request.rules)
             if loop is not None:
                 return loop
-        return autoregressive(session) if drafter is None else speculative(session, drafter, request.draft_length)
+        if drafter is None:
+            return autoregressive(session)
+        if request.mode == "ssd":
+            return speculative_speculative(session, drafter, request.draft_length, request.branches)
+        return speculative(session, drafter, request.draft_length)
 
     def _output(self, request: Request) -> Output:
         return Output(request.rules, self.tokenizer)
@@ -237,6 +239,11 @@ class Decoder:
         if not 1 <= draft_length <= most:
             raise RequestError(f"draft_length is {draft_length}",
                                expected=f"1 to {most}: recipe {self.recipe.name} verifies {most + 1} rows at once here")
+        drafter = self.drafter if mode != "ar" else None
+        if drafter is not None and (rows := max_rows(drafter)) is not None and draft_length >= rows:
+            raise RequestError(f"draft_length is {draft_length}: a pass of drafter {drafter.name} takes {rows} rows",
+                               expected=f"1 to {rows - 1}: a draft and the token before it are one pass",
+                               action="ask for shorter drafts, or load another drafter")
         if not 1 <= branches <= self.recipe.row_tile:
             raise RequestError(f"branches is {branches}", expected=f"1 to {self.recipe.row_tile}, the rows of one draft pass")
 

@@ -1,5 +1,6 @@
 """CUDA graphs of passes: captured at fixed addresses, replayed instead of hundreds of launches."""
 
+import contextlib
 from collections.abc import Callable, Hashable
 
 import torch
@@ -15,6 +16,7 @@ class Graphs:
         self.device = device
         self.runs: dict[Hashable, int] = {}
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.stream: torch.cuda.Stream | None = None
 
     def run(self, key: Hashable, launches: Callable[[], None]) -> None:
         """Replays the pass, or launches it, capturing it when it has been launched often enough."""
@@ -26,12 +28,21 @@ class Graphs:
             self.graphs[key].replay()
         else:
             self.runs[key] = self.runs.get(key, 0) + 1
-            launches()
+            with on(self.device):
+                launches()
 
     def capture(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The launches as a graph; they must have run once, so that nothing is compiled or loaded now."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self.device)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            launches()
+        """The launches as a graph; they must have run once, so that nothing is compiled or loaded now. On a stream of its own:
+        a drafter's thread may capture as well, and for another GPU."""
+        with on(self.device):
+            self.stream = self.stream or torch.cuda.Stream(self.device)
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                launches()
         return graph
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """While it lasts, launches go to this GPU; nothing on a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

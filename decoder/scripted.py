@@ -8,7 +8,7 @@ that drafter does its full work and only its proposals are overwritten. Verifica
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .drafter import Branch, Drafter, Outcome
+from .drafter import Branch, Drafter, Outcome, max_rows
 from .sampling import Chooser
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class ScriptedDrafter:
         self.reference, self.accepted, self.vocab_size = list(reference), list(accepted), vocab_size
         self.hits, self.inner = list(hits), inner
         self.feature_layers: tuple[int, ...] = inner.feature_layers if inner else ()
+        self.max_rows = max_rows(inner) if inner else None
         self.round_of: dict[int, int] = {}  # tokens at the start of a round -> its number
 
     def start(self, tokens: list[int], features: "torch.Tensor | None", chooser: Chooser) -> None:

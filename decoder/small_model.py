@@ -43,7 +43,7 @@ class SmallModelDrafter:
     feature_layers: tuple[int, ...] = ()
 
     def __init__(self, model: Model, capacity: int) -> None:
-        self.model = model
+        self.model, self.max_rows = model, model.max_rows
         self.cache = model.new_cache(capacity)
         self.chooser = Chooser()
 

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from ..kernels.accept import STRIDE
 from ..kernels.activation import quantise
 from ..kernels.attention import ROWS
 from ..kernels.fixed import FIXED
@@ -19,16 +20,17 @@ from ..kernels.prefill import prefill_linear
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import HeadSchedule, LinearSchedule
 from ..shapes.model import ModelShape
+from .branches import DeviceBranches
 from .device_cache import SLACK, DeviceCache, standing_in
-from .device_inputs import DeviceInputs
+from .device_inputs import DeviceInputs, Verified
 from .eagle3 import Step
-from .graphs import Graphs
+from .graphs import on
 from .kv_cache import Branches, Rows
 from .packing import pack
 from .rope import rope_table
 from .selection import Options, Selection
 from .triton_layer import Decode, Phase, Prefill, decode_linear, launch_all, pack_layer, summed
-from .triton_model import low_precision
+from .triton_model import low_precision, nan_error
 from .weights import Tensors
 from .workspace import new_workspace, splits
 
@@ -70,6 +72,14 @@ class TritonEagle3Model:
         self.reduced = torch.empty(FEED, shape.hidden_size, dtype=torch.bfloat16, device=device)
         self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
         self.inputs = DeviceInputs(device)
+        # The steps of a walk along a draft, rows 0..K; and its tokens, each on 16 bytes, as a launch wants them.
+        self.walked = Step(torch.zeros_like(space.final), torch.zeros_like(space.x))
+        self.spread = torch.zeros(ROWS, STRIDE, dtype=torch.int32, device=device)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of one decode pass."""
+        return self.decode.max_rows
 
     @property
     def head_schedule(self) -> HeadSchedule:
@@ -81,9 +91,7 @@ class TritonEagle3Model:
 
     def new_cache(self, capacity: int) -> DeviceCache:
         """A cache of one layer."""
-        cache = DeviceCache(self.shape, capacity, self.recipe.kv_chunk, ROWS, self.device)
-        cache.graphs = Graphs(self.graphs_enabled, self.device)
-        return cache
+        return DeviceCache(self.shape, capacity, self.recipe, self.device, self.graphs_enabled)
 
     def launch_reduce(self, features: torch.Tensor, rows: int) -> torch.Tensor:
         """fc of up to FEED rows [rows, 3 H_target]: the drafter's features, [>= rows, H] at a fixed address."""
@@ -106,8 +114,9 @@ class TritonEagle3Model:
     @torch.inference_mode()
     def reduce(self, features: torch.Tensor) -> torch.Tensor:
         """fc: the target's features [rows, 3 H_target] as the drafter's [rows, H]."""
-        parts = [self.launch_reduce(part.to(self.device, torch.bfloat16).contiguous(), len(part))[:len(part)].clone()
-                 for part in features.split(FEED)]
+        with on(self.device):
+            parts = [self.launch_reduce(part.to(self.device, torch.bfloat16).contiguous(), len(part))[:len(part)].clone()
+                     for part in features.split(FEED)]
         return torch.cat(parts)
 
     @torch.inference_mode()
@@ -121,13 +130,22 @@ class TritonEagle3Model:
         return step
 
     def _pass(self, tokens: list[int], features: torch.Tensor, cache: DeviceCache, length: int) -> Step:
-        rows = len(tokens)
-        phase: Decode | Prefill = self.decode if rows <= self.decode.max_rows else self.prefill
-        ids = torch.tensor(tokens, dtype=torch.int32, device=self.device)
-        self.inputs.upload([], length)
-        self._launch(phase, ids, features.contiguous(), cache, self.inputs.length, rows, cache.chunks_for(length + rows))
-        phase.end(self.norm, rows, last=True)
+        rows, chunks = len(tokens), cache.chunks_for(length + len(tokens))
+        phase: Decode | Prefill = self.decode if rows <= self.max_rows else self.prefill
+        with on(self.device):
+            self.reduced[:rows].copy_(features)
+            if phase is self.decode:
+                self.inputs.upload(tokens, length)
+                cache.graphs.run((rows, chunks), lambda: self.launch(phase, self.inputs.row_tokens, cache, rows, chunks))
+            else:
+                self.inputs.upload([], length)
+                self.launch(phase, torch.tensor(tokens, dtype=torch.int32, device=self.device), cache, rows, chunks)
         return Step(phase.space.final[:rows].clone(), phase.space.x[:rows].clone())
+
+    def launch(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, rows: int, chunks: int) -> None:
+        """Every launch of one pass over entries of tokens [>= rows] and `reduced`, at inputs.length."""
+        self._launch(phase, tokens, self.reduced, cache, self.inputs.length, rows, chunks)
+        phase.end(self.norm, rows, last=True)
 
     def _launch(self, phase: Phase, tokens: torch.Tensor, features: torch.Tensor, cache: DeviceCache, length: torch.Tensor,
                 rows: int, chunks: int) -> None:
@@ -147,20 +165,54 @@ class TritonEagle3Model:
         rows.finish()
         return Step(torch.cat([step.final for step in steps]), torch.cat([step.feature for step in steps]))
 
-    def launch_draft(self, cache: DeviceCache, winners: torch.Tensor, features: torch.Tensor, inputs: DeviceInputs, length: int,
-                     chunks: int, propose: Callable[[torch.Tensor, int], None]) -> None:
-        """A whole proposal of `length` tokens after a verification of length + 1 rows. winners, features: of those rows;
-        propose: takes each drafted token [1] and its place."""
-        rows, space = length + 1, self.decode.space
-        reduced = self.launch_reduce(features, rows)
-        self._launch(self.decode, winners, reduced, cache, inputs.start(0), rows, chunks)
-        self.decode.end(self.norm, 1, last=True, row=inputs.tip)
+    def launch_entries(self, cache: DeviceCache, source: Verified, rows: int, chunks: int) -> None:
+        """The entries of a verification of `rows` rows from the target's features. Row 0 of final and x is then the accepted
+        one's."""
+        reduced = self.launch_reduce(source.features, rows)
+        self._launch(self.decode, source.winners, reduced, cache, source.inputs.start(0), rows, chunks)
+        self.decode.end(self.norm, 1, last=True, row=source.inputs.tip)
+
+    def launch_own(self, cache: DeviceCache, token: torch.Tensor, start: torch.Tensor, chunks: int) -> None:
+        """One entry on the drafter's own feature, row 0 of x; row 0 of final and x is then its own."""
+        self._launch(self.decode, token, self.decode.space.x, cache, start, 1, chunks)
+        self.decode.end(self.norm, 1, last=True)
+
+    def launch_draft(self, cache: DeviceCache, source: Verified, length: int, chunks: int,
+                     propose: Callable[[torch.Tensor, int], None], keep: bool = False) -> None:
+        """A whole proposal of `length` tokens after a verification of length + 1 rows. propose: takes each drafted token [1] and
+        its place. keep: its steps, for `launch_walk`."""
+        self.launch_entries(cache, source, length + 1, chunks)
         for step in range(length):
-            token = self.launch_head(space.final[:1])
+            if keep:
+                self._keep(step)
+            token = self.launch_head(self.decode.space.final[:1])
             propose(token, step)
             if step + 1 < length:
-                self._launch(self.decode, token, space.x, cache, inputs.start(2 + step), 1, chunks)
-                self.decode.end(self.norm, 1, last=True)
+                self.launch_own(cache, token, source.inputs.start(2 + step), chunks)
+
+    def launch_walk(self, cache: DeviceCache, source: Verified, length: int, chunks: int, drafted: bool) -> torch.Tensor:
+        """The draft in source.inputs.row_tokens on the drafter's own features: logits after each of its tokens, [length + 1, V_d]
+        fp32. drafted: `launch_draft` has just made this draft and kept its steps; only the last token is left."""
+        if not drafted:
+            self.launch_entries(cache, source, length + 1, chunks)
+            self._keep(0)
+        self.spread[:length, 0].copy_(source.inputs.row_tokens[1:1 + length])
+        for step in range(length - 1 if drafted else 0, length):
+            self.launch_own(cache, self.spread[step, :1], source.inputs.start(2 + step), chunks)
+            self._keep(step + 1)
+        return self.logits(self.walked.final[:length + 1])
+
+    def _keep(self, step: int) -> None:
+        self.walked.final[step].copy_(self.decode.space.final[0])
+        self.walked.feature[step].copy_(self.decode.space.x[0])
+
+    def launch_branches(self, branches: DeviceBranches, step: int, chunks: int) -> torch.Tensor:
+        """Pass `step` of all branches, the first one from where each leaves the draft: final rows [branches, H]."""
+        phase, rows = branches.decode, branches.count
+        feature = self.walked.feature.index_select(0, branches.counts) if step == 0 else phase.space.x
+        self._launch(phase, branches.tokens(step), feature, branches.cache, branches.start(step), rows, chunks)
+        phase.end(self.norm, rows, last=True)
+        return phase.space.final[:rows]
 
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
         """The target ids of the winners, [rows] int32, at a fixed address."""
@@ -169,15 +221,20 @@ class TritonEagle3Model:
 
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:
-        """The winning target id of each row."""
-        parts = [self.launch_head(part.contiguous()).tolist() for part in final.split(ROWS)]
-        return [token for part in parts for token in part]
+        """The winning target id of each row. Raises NumericsError where a row holds nothing but NaN."""
+        with on(self.device):
+            parts = [self.launch_head(part.contiguous()).tolist() for part in final.split(self.head_schedule.row_tile)]
+        found = [token for part in parts for token in part]
+        if min(found) < 0:
+            raise nan_error("drafter")
+        return found
 
     @torch.inference_mode()
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, V_d] in fp32 over the head's rows; -inf where the target id has no token."""
-        parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
-                 for part in final.split(ROWS)]
+        with on(self.device):
+            parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
+                     for part in final.split(self.head_schedule.row_tile)]
         logits = torch.cat(parts)
         logits[:, self.limit:] = -torch.inf
         return logits

@@ -119,6 +119,13 @@ class Phase:
             yield "quantise", lambda: quantise(flat, heads, scale, rows=rows, amax=amax, schedule=schedule,
                                                numerics=self.numerics)
 
+    def mix(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
+        """What the rows learn from the sequence: from qkv's partials to space.heads."""
+        yield "rope", lambda: rope_append(
+            self.space.qkv, *self.rope, length, rows=rows, q=self.space.q, k_cache=cache.keys[index],
+            v_cache=cache.values[index], schedule=FIXED["rope"].schedule, numerics=self.numerics)
+        yield from self.attend(index, cache, length, rows, chunks)
+
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
         """x = embedding of the tokens, normed for the first layer."""
         space = self.space
@@ -130,10 +137,7 @@ class Phase:
         """From what qkv reads to the partials of `down`, launch by launch."""
         space, numerics = self.space, self.numerics
         yield "qkv", lambda: self.linear("qkv", weights.qkv, space.entry, space.x_scale, space.qkv, rows)
-        yield "rope", lambda: rope_append(
-            space.qkv, *self.rope, length, rows=rows, q=space.q, k_cache=cache.keys[index], v_cache=cache.values[index],
-            schedule=FIXED["rope"].schedule, numerics=numerics)
-        yield from self.attend(index, cache, length, rows, chunks)
+        yield from self.mix(index, cache, length, rows, chunks)
         yield "o", lambda: self.linear("o", weights.o, space.heads, space.heads_scale, space.y_o, rows)
         yield "norm", lambda: norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden,
                                    scale=space.x_scale, part=space.y_o, schedule=FIXED["norm"].schedule,
@@ -170,11 +174,16 @@ class Decode(Phase):
             self.act_amax = space.heads.new_empty(space.rows, tiles, dtype=torch.float32)
 
     @property
-    def max_rows(self) -> int:
-        """Rows of one pass: the row tile of the recipe or of a schedule, or as many as attention's tile holds."""
-        heads = AttentionShape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
+    def row_tile(self) -> int:
+        """Rows that the linears take at once: the row tile of the recipe or of a schedule."""
         tiles = [s.row_tile for s in self.schedules.values() if isinstance(s, LinearSchedule | HeadSchedule)]
-        return min(self.recipe.row_tile, *tiles, max_rows(heads, cast(AttentionSchedule, self.schedules["attention"])))
+        return min(self.recipe.row_tile, *tiles)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of one pass: a row tile, or as many as attention's tile holds."""
+        heads = AttentionShape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
+        return min(self.row_tile, max_rows(heads, cast(AttentionSchedule, self.schedules["attention"])))
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:

@@ -19,10 +19,11 @@ from ..schedules.recipe import Recipe
 from ..schedules.schedule import HeadSchedule
 from ..shapes.model import ModelShape
 from .backend import BackendNotes, Hidden
+from .branches import DeviceBranches
 from .device_cache import SLACK, DeviceCache, standing_in
-from .device_inputs import DeviceInputs
+from .device_inputs import DeviceInputs, Verified
 from .errors import LoadError, NumericsError, RequestError
-from .graphs import Graphs
+from .graphs import on
 from .kv_cache import Branches, Rows
 from .loader import Checkpoint
 from .precision import Precision, precision_of
@@ -59,6 +60,7 @@ class TritonModel:
                                                           device), self.rope, selection.schedules)
         self.inputs = DeviceInputs(device)
         self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
+        self.verified = Verified(self.inputs, self.scratch.tokens, self.decode.space.features)
         self.graphs_enabled = options.graphs
         self.lock = threading.RLock()
         self.prefill_rows = min(PREFILL_ROWS, 1 << (shape.max_position - 1).bit_length())
@@ -76,13 +78,11 @@ class TritonModel:
 
     def new_cache(self, capacity: int) -> DeviceCache:
         """A cache of `capacity` slots, with its graphs."""
-        cache = DeviceCache(self.shape, capacity, self.recipe.kv_chunk, ROWS, self.device)
-        cache.graphs = Graphs(self.graphs_enabled, self.device)
-        return cache
+        return DeviceCache(self.shape, capacity, self.recipe, self.device, self.graphs_enabled)
 
     def forward(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
         """See backend.Model.forward."""
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             if isinstance(rows, Branches):
                 return self._forward_branches(tokens, rows)
             cache = cast(DeviceCache, rows.cache)
@@ -116,6 +116,19 @@ class TritonModel:
             tokens = self.launch_head(self.decode.space.final[rows - 1:rows])
             propose(tokens, step)
             rows = 1
+
+    def launch_walk(self, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int) -> torch.Tensor:
+        """As a drafter, one pass over the pending token and the draft in inputs.row_tokens: logits after each of them,
+        [length + 1, vocab_size] fp32. The cache must hold every token but the pending one."""
+        rows = length + 1
+        launch_all(self.launches(self.decode, inputs.row_tokens, cache, inputs.length, rows, chunks, ()))
+        return self.logits(self.decode.space.final[:rows])
+
+    def launch_branches(self, branches: DeviceBranches, step: int, chunks: int) -> torch.Tensor:
+        """As a drafter, pass `step` of all branches: final rows [branches, H]."""
+        launch_all(self.launches(branches.decode, branches.tokens(step), branches.cache, branches.start(step), branches.count,
+                                 chunks, ()))
+        return self.decode.space.final[:branches.count]
 
     def launches(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, length: torch.Tensor, rows: int,
                  chunks: int, layers: tuple[int, ...]) -> Iterator[Launched]:
@@ -152,7 +165,7 @@ class TritonModel:
         serve all prompts; what the extra rows leave lies past the cursor."""
         if len(tokens) > self.prefill_rows:
             raise RequestError(f"a prefill pass of {len(tokens)} rows", expected=f"at most {self.prefill_rows}")
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             cache, first, count = cast(DeviceCache, rows.cache), rows.positions[0], len(tokens)
             phase = self._prefill_phase()
             room = min(cache.capacity, self.shape.max_position) + SLACK - first
@@ -175,7 +188,7 @@ class TritonModel:
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, vocab_size] in fp32; -inf at ids beyond the tokenizer's."""
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
                      for part in final.split(self.head_schedule.row_tile)]
             logits = torch.cat(parts)
@@ -185,7 +198,7 @@ class TritonModel:
     def greedy(self, final: torch.Tensor) -> list[int]:
         """See backend.Model.greedy."""
         found: list[int] = []
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             for part in final.split(self.head_schedule.row_tile):
                 found += self.launch_head(part.contiguous()).tolist()
         if min(found) < 0:
@@ -200,7 +213,7 @@ class TritonModel:
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
         """See backend.Model.project."""
         weights = self.layers[index].linears[kernel]
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.inference_mode(), on(self.device):
             rows = x.to(self.device, torch.bfloat16)
             y = torch.cat([self.decode.project(kernel, weights, part.contiguous()) for part in rows.split(self.max_rows)])
         return turns_undone(y) if kernel == "gate_up" else y
@@ -215,9 +228,10 @@ def turns_undone(y: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.flatten(-2) for part in y.unflatten(-1, (-1, 2, 8)).unbind(-2)], dim=-1)
 
 
-def nan_error() -> NumericsError:
+def nan_error(whose: str = "model") -> NumericsError:
     """What a token of -1 means."""
-    return NumericsError("the model's logits hold NaN", expected="finite logits", action="check the weights; try another recipe")
+    return NumericsError(f"the {whose}'s logits hold NaN", expected="finite logits",
+                         action="check the weights; try another recipe")
 
 
 def join(parts: list[Hidden]) -> Hidden:

@@ -27,7 +27,7 @@ from ..shapes.model import (
     RopeShape,
     RowShape,
 )
-from . import accept, activation, attention, lm_head, merge, norm, prefill, rope
+from . import accept, activation, attention, lm_head, merge, norm, prefill, rope, serve
 from .attention import ROWS
 from .operation import Operation
 
@@ -133,7 +133,8 @@ def quantise_shapes(beside: Beside) -> Iterable[KernelShape]:
     for schedule in beside.schedules.get("merge", ()):
         if isinstance(schedule, MergeSchedule):
             parts = merge.parts(MergeShape(model.num_heads, model.head_dim), schedule)
-            yield QuantiseShape(model.num_heads * model.head_dim, parts)
+            for read in (parts, merge.aligned_parts(parts)):  # the latter in a pass of branches
+                yield QuantiseShape(model.num_heads * model.head_dim, read)
     for schedule in beside.schedules.get("gate_up", ()):
         if isinstance(schedule, LinearSchedule):
             yield QuantiseShape(model.intermediate_size, -(-2 * model.intermediate_size // schedule.BLOCK_N))
@@ -179,7 +180,7 @@ def accept_shapes(beside: Beside) -> Iterable[KernelShape]:
 
 
 def draft_token_shapes(beside: Beside) -> Iterable[KernelShape]:
-    """Before a target's pass, with a script or without."""
+    """Before a target's pass, and after its verdict, with a script or without."""
     if beside.has("lm_head") and not beside.drafter:
         yield from (DraftTokenShape(scripted) for scripted in (False, True))
 
@@ -198,4 +199,5 @@ FIXED: dict[str, FixedKernel] = {
     "lm_head_reduce": FixedKernel(lm_head.REDUCE, lm_head.REDUCE_SCHEDULE, reduce_shapes),
     "accept": FixedKernel(accept.ACCEPT, FixedSchedule(num_warps=1, pdl=True), accept_shapes),
     "draft_token": FixedKernel(accept.DRAFT_TOKEN, FixedSchedule(num_warps=1, pdl=True), draft_token_shapes),
+    "serve": FixedKernel(serve.OPERATION, FixedSchedule(num_warps=1, pdl=True), draft_token_shapes),
 }

@@ -220,6 +220,11 @@ def parts(shape: MergeShape, schedule: MergeSchedule) -> int:
     return shape.num_heads * (shape.head_dim // schedule.BLOCK_D)
 
 
+def aligned_parts(parts: int) -> int:
+    """So many that the maxima of every row begin on 16 bytes, where each row is a launch of its own."""
+    return triton.cdiv(parts, 4) * 4
+
+
 def merge_reference(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: int, *, rows: int,
                     chunk: int) -> "torch.Tensor":
     """The same in fp64, all chunks at once: [rows, num_heads, head_dim]. m counts powers of two, as `attention` does."""

@@ -5,8 +5,9 @@
     python scripts/bench_decode.py --table FILE.json        the README's table, from a file of before
 
 Everything in one run on one GPU, the read ceiling measured in it. Weights are random (right for time and bits, not for text), so
-SD's acceptance is scripted: the drafter does all its work and its proposals are overwritten with ones that are right as often as
---tau asks; verification is untouched and the tokens equal AR's. Prints a table, then one JSON line.
+acceptance is scripted: the drafter does all its work and its proposals are overwritten with ones that are right as often as --tau
+asks, and its branches hit as often as --hit-rate says; verification is untouched and the tokens equal AR's. Prints a table, then
+one JSON line.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 import triton
 from tune_kernels.decoder import Decoder
-from tune_kernels.decoder.bench import scripted_pattern
+from tune_kernels.decoder.bench import scripted_hits, scripted_pattern
 from tune_kernels.decoder.drafters import load_drafter
 from tune_kernels.decoder.kv_cache import Appended
 from tune_kernels.decoder.profile import (
@@ -38,10 +39,11 @@ from tune_kernels.decoder.profile import (
 from tune_kernels.decoder.scripted import ScriptedDrafter
 from tune_kernels.decoder.selection import Options
 from tune_kernels.kernels.activation import segments, swiglu
+from tune_kernels.kernels.fixed import FIXED
 from tune_kernels.kernels.norm import norm
 from tune_kernels.kernels.rope import rope_append
 
-PROMPT, NEW_TOKENS, REPEATS, DRAFT_LENGTH = 128, 512, 5, 4
+PROMPT, NEW_TOKENS, REPEATS, DRAFT_LENGTH, BRANCHES = 128, 512, 5, 4, 4
 FP8_PEAK = 1979e12  # FLOP/s, dense, of the H200's data sheet; two e4m3 terms an activation make two products of each
 SCHEMA = "tune-kernels/decode-bench/1"
 
@@ -57,10 +59,11 @@ def decode_rates(decoder: Decoder, modes: dict[str, Any], ids: list[int], repeat
     for repeat in range(-2, repeats):
         for name, (mode, make) in modes.items():
             decoder.drafter = make(expected) if make else None
-            count = NEW_TOKENS + 1 if mode != "ssd" else NEW_TOKENS // 4 + 1  # the first token is the prompt's
-            result = decoder.generate(ids, mode, max_new_tokens=count, draft_length=DRAFT_LENGTH, ignore_eos=True)
+            count = NEW_TOKENS + 1  # the first token is the prompt's
+            result = decoder.generate(ids, mode, max_new_tokens=count, draft_length=DRAFT_LENGTH, branches=BRANCHES,
+                                      ignore_eos=True)
             expected = expected or [*ids, *result.token_ids]
-            if [*ids, *result.token_ids] != expected[:len(ids) + count]:
+            if [*ids, *result.token_ids] != expected:
                 raise SystemExit(f"{name}: tokens differ from AR's")
             if repeat >= 0:
                 runs[name].append(result.stats)
@@ -76,7 +79,9 @@ def rates(runs: list[Any]) -> dict[str, Any]:
             "tokens_per_s_with_prefill": median(lambda s: (s.emitted + 1) / (s.decode_s + s.prefill_s)),
             "tokens_per_round": runs[0].tokens_per_round, "round_us": median(lambda s: 1e6 * s.decode_s / s.rounds),
             "host_us_per_round": median(lambda s: 1e6 * s.host_s / s.rounds), "prefill_ms": median(lambda s: 1e3 * s.prefill_s),
-            "same_tokens_as_ar": True}
+            "hit_rate": runs[0].hit_rate, "same_tokens_as_ar": True,
+            **{f"{part}_us": median(lambda s, part=part: 1e6 * getattr(s, f"{part}_s") / s.rounds)  # type: ignore[misc]
+               for part in ("draft", "verify", "overlap", "sync")}}
 
 
 def replayed_rounds(decoder: Decoder) -> dict[str, float]:
@@ -84,9 +89,17 @@ def replayed_rounds(decoder: Decoder) -> dict[str, float]:
     found = {}
     for key, graph in decoder.cache.graphs.graphs.items():
         if key[0] == "rounds":
-            batch = decoder.cache.rounds.batch(key[2])
-            found[f"K={key[2]}, {key[3]} chunks"] = median_us(graph.replay) / batch
+            _, _, draft_length, chunks, _, batch = key
+            found[f"K={draft_length}, {chunks} chunks"] = median_us(graph.replay) / batch
     return found
+
+
+def ssd_parts(decoder: Decoder) -> dict[str, float]:
+    """Back-to-back replays of the graphs of SSD's rounds, each alone on the GPU: microseconds."""
+    rounds = decoder.cache.rounds
+    graphs = {**decoder.cache.graphs.graphs, **rounds.ahead.graphs.graphs, **rounds.ahead.endings.graphs}
+    return {" ".join(str(part) for part in key): median_us(graph.replay) for key, graph in graphs.items()
+            if key[0] in ("verify", "draft", "prepare", "finish")}
 
 
 def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
@@ -111,11 +124,11 @@ def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
             if kernel == "qkv":
                 return lambda: rope_append(part, *model.rope, model.inputs.length, rows=rows, q=space.q,
                                            k_cache=decoder.cache.keys[index], v_cache=decoder.cache.values[index],
-                                           schedule=model.fixed.rope, numerics=numerics)
+                                           schedule=FIXED["rope"].schedule, numerics=numerics)
             if kernel == "gate_up":
-                return lambda: swiglu(part[0], act, amax, rows=rows, schedule=model.fixed.row, numerics=numerics)
+                return lambda: swiglu(part[0], act, amax, rows=rows, schedule=FIXED["swiglu"].schedule, numerics=numerics)
             return lambda: norm(space.x, model.final_norm, shape.rms_norm_eps, rows=rows, out=space.hidden, scale=space.x_scale,
-                                part=part, schedule=model.fixed.norm, numerics=numerics)
+                                part=part, schedule=FIXED["norm"].schedule, numerics=numerics)
 
         ours_part = {"qkv": space.qkv, "o": space.y_o, "down": space.y_down}.get(kernel)
         mine, other, mine_pair, other_pair = [], [], [], []
@@ -161,11 +174,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     model, ids = decoder.model, prompt(PROMPT, decoder.model.shape.vocab_size)
     own = load_drafter(f"random:{options.seed}:{options.drafter}", model, None, decoder.recipe, "triton", device, 4096, choice)
     pattern = scripted_pattern(options.tau)
-    modes = {"ar": ("ar", None),
-             "sd": ("sd", lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, inner=own)),
-             "ssd": ("ssd", lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, inner=own))}
+
+    def scripted(hit_rate: float = 1.0) -> Callable[[list[int]], ScriptedDrafter]:
+        return lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, scripted_hits(hit_rate), own)
+
+    modes = {"ar": ("ar", None), "sd": ("sd", scripted()), "ssd": ("ssd", scripted()),
+             "ssd_misses": ("ssd", scripted(options.hit_rate))}
     found = decode_rates(decoder, modes, ids, REPEATS)
-    replays = replayed_rounds(decoder)
+    replays, parts = replayed_rounds(decoder), ssd_parts(decoder)
     rows_us = {rows: pass_us(model, decoder.cache, rows, PROMPT + NEW_TOKENS // 2) for rows in range(1, model.max_rows + 1)}
     read = read_bytes(model, PROMPT + NEW_TOKENS // 2)
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
@@ -182,7 +198,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "triton": triton.__version__, "read_ceiling_tb_s": ceiling, "step_bytes": sum(read.values()),
         "floor_us": sum(read.values()) / ceiling / 1e6, "prompt": PROMPT, "new_tokens": NEW_TOKENS, "repeats": REPEATS,
         "draft_length": DRAFT_LENGTH, "scripted_tau": options.tau, "decode": found, "replayed_round_us": replays,
-        "rows_us": rows_us, "verify_over_ar": rows_us[DRAFT_LENGTH + 1] / rows_us[1],
+        "ssd_parts_us": parts, "rows_us": rows_us, "verify_over_ar": rows_us[DRAFT_LENGTH + 1] / rows_us[1],
         "launches_per_pass": len(pass_launches(model, decoder.cache, 1, PROMPT)),
         "no_graphs": {"tokens_per_s": plain[1].stats.decode_tokens_per_s, "same_tokens": True,
                       "graphs_tokens_per_s": graphed.stats.decode_tokens_per_s},
@@ -194,7 +210,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def table(record: dict[str, Any]) -> str:
     """Markdown."""
-    ar, sd, ssd = (record["decode"][mode] for mode in ("ar", "sd", "ssd"))
+    ar, sd = (record["decode"][mode] for mode in ("ar", "sd"))
+    ssd = [record["decode"][mode] for mode in ("ssd", "ssd_misses") if mode in record["decode"]]
     k, chunks = record["draft_length"], record["replayed_round_us"]
     gap = {mode: min(1 - us / record["decode"][mode]["round_us"] for key, us in chunks.items() if key.startswith(f"K={n},"))
            for mode, n in (("ar", 0), ("sd", k))}
@@ -202,8 +219,8 @@ def table(record: dict[str, Any]) -> str:
         ("AR", f"{ar['tokens_per_s']:.0f} tokens/s", f"{ar['tokens_per_s_with_prefill']:.0f}"),
         (f"SD, K = {k}, scripted tau {sd['tokens_per_round']:.2f}", f"{sd['tokens_per_s']:.0f} tokens/s",
          f"{sd['tokens_per_s_with_prefill']:.0f}"),
-        (f"SSD on the same GPU, K = {k}, driven from Python", f"{ssd['tokens_per_s']:.0f} tokens/s",
-         f"{ssd['tokens_per_s_with_prefill']:.0f}"),
+        *((f"SSD on the same GPU, K = {k}, {100 * s.get('hit_rate', 1):.0f}% of branches hit",
+           f"{s['tokens_per_s']:.0f} tokens/s", f"{s['tokens_per_s_with_prefill']:.0f}") for s in ssd),
         ("AR step over the floor of its bytes", f"{ar['round_us'] / record['floor_us']:.2f}", ""),
         (f"verification of {k + 1} rows over one row", f"{record['verify_over_ar']:.3f}", ""),
         ("round not spent in its graph: AR, SD", f"{100 * gap['ar']:.1f}%, {100 * gap['sd']:.1f}%", ""),
@@ -228,6 +245,7 @@ def main() -> int:
     parser.add_argument("--drafter", default="qwen2.5-7b-eagle3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tau", type=float, default=2.54)
+    parser.add_argument("--hit-rate", type=float, default=0.645)  # what the worklog measured
     parser.add_argument("--schedules")
     parser.add_argument("--allow-untuned", action="store_true")
     parser.add_argument("--out", type=Path)

@@ -15,37 +15,46 @@ import click
 import torch
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.agreement import Delayed
+from tune_kernels.decoder.backend import default_backend
 from tune_kernels.decoder.drafter import Drafter
+from tune_kernels.decoder.engine import torch_device
 from tune_kernels.decoder.ngram import NGramDrafter
 from tune_kernels.decoder.scripted import ScriptedDrafter
 from tune_kernels.decoder.small_model import SmallModelDrafter
-from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.shapes.model import ModelShape
 
-SHAPE = ModelShape("fuzz", "llama", 32, 48, 2, 2, 1, 16, 61, 10000.0, 1e-5, False, False, 256, "fuzz_decoder")
-CAPACITY = 96  # tokens
+SHAPE = ModelShape("fuzz", "llama", 32, 48, 2, 2, 1, 16, 61, 10000.0, 1e-5, False, False, 512, "fuzz_decoder")
+CHUNK = 16  # keys a chunk on `torch`, so that short prompts cross chunks
 DELAY_S = 0.0005  # of the longest delay; a round of the tiny model takes about ten times that
 
 
 class Fuzz:
-    """Two decoders of one model: one serves every request, so that reuse is tested; the other gives the AR answers."""
+    """Two decoders of one model: one serves every request, so that reuse is tested; the other gives the AR answers. options: of
+    Decoder.load."""
 
-    def __init__(self, seed: int, recipe: str) -> None:
+    def __init__(self, seed: int, recipe: str, **options: Any) -> None:
         self.random = random.Random(seed)
-        small_chunks = replace(load_recipe(recipe), kv_chunk=16)
-        self.used, self.clean = (Decoder.load(f"random:{seed}", model=SHAPE, recipe=small_chunks, capacity=CAPACITY)
-                                 for _ in range(2))
-        other = Decoder.load(f"random:{seed + 1}", model=SHAPE, recipe=small_chunks, capacity=CAPACITY)
+        chosen, shape = fitting(load_recipe(recipe), options.get("backend"))
+        self.chunk, self.capacity = chosen.kv_chunk, 6 * chosen.kv_chunk
+
+        def load(number: int) -> Decoder:
+            return Decoder.load(f"random:{number}", model=shape, recipe=chosen, capacity=self.capacity, allow_untuned=True,
+                                **options)
+
+        self.used, self.clean, other = load(seed), load(seed), load(seed + 1)
         self.drafters: dict[str, Drafter] = {
-            "ngram": NGramDrafter(), "itself": SmallModelDrafter(self.used.model, CAPACITY),
-            "another model": SmallModelDrafter(other.model, CAPACITY)}
+            "ngram": NGramDrafter(), "itself": SmallModelDrafter(self.used.model, self.capacity),
+            "another model": SmallModelDrafter(other.model, self.capacity)}
 
     def request(self) -> tuple[list[int], dict[str, Any]]:
         """A prompt and the options that both modes share."""
         draw = self.random
         pool = draw.choice([61, 61, 7])  # few ids repeat themselves, which feeds the n-gram drafter
-        prompt = [draw.randrange(pool) for _ in range(draw.choice([1, 2, 5, 14, 15, 16, 17, 31, 32, 33, 50]))]
-        options: dict[str, Any] = {"max_new_tokens": draw.randint(1, min(24, CAPACITY - len(prompt) + 1))}
+        chunk = self.chunk
+        lengths = [1, 2, 5, chunk - 2, chunk - 1, chunk, chunk + 1, 2 * chunk - 1, 2 * chunk, 2 * chunk + 1, 3 * chunk + 2]
+        prompt = [draw.randrange(pool) for _ in range(draw.choice(lengths))]
+        options: dict[str, Any] = {"max_new_tokens": draw.randint(1, min(24, self.capacity - len(prompt) + 1))}
         if draw.random() < 0.4:
             options["stop_token_ids"] = [draw.randrange(61) for _ in range(draw.randint(1, 6))]
         if draw.random() < 0.25:
@@ -86,6 +95,13 @@ class Fuzz:
             if found != right:
                 return what, f"{field}: {found} and AR {right}, prompt {prompt}, options {options}"
         return what, ""
+
+
+def fitting(recipe: Recipe, backend: str | None) -> tuple[Recipe, ModelShape]:
+    """What a backend can have: on `torch` small chunks; the kernels' default schedules want the recipe's, and their heads."""
+    if (backend or default_backend(recipe, torch_device(None))) == "triton":
+        return recipe, replace(SHAPE, head_dim=64)
+    return replace(recipe, kv_chunk=CHUNK), SHAPE
 
 
 @click.command()

@@ -13,11 +13,13 @@ from promoted_rows import promoted
 from stand_in_driver import Driver
 from triton.runtime import driver
 from tune_kernels.decoder import Decoder, resident
+from tune_kernels.decoder.ahead import Ahead
 from tune_kernels.decoder.eagle3 import Eagle3Drafter
 from tune_kernels.decoder.eagle3_loader import random_eagle3
 from tune_kernels.decoder.kv_cache import Appended
 from tune_kernels.decoder.loader import load_checkpoint
-from tune_kernels.decoder.resident import Eagle3Proposal, NoProposal, Proposal, Rounds, SmallModelProposal
+from tune_kernels.decoder.proposals import proposal_of
+from tune_kernels.decoder.rounds import Rounds
 from tune_kernels.decoder.selection import Options, select_schedules
 from tune_kernels.decoder.small_model import SmallModelDrafter
 from tune_kernels.decoder.triton_eagle3 import TritonEagle3Model
@@ -98,15 +100,28 @@ def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) ->
     cache: Any = decoder.cache
     rounds = Rounds(model, cache)
     features = torch.zeros(3, 3 * model.shape.hidden_size, dtype=torch.bfloat16)
-    proposals: list[Proposal] = [Eagle3Proposal(eagle, features), SmallModelProposal(small)]
     for tokens in (100, MANY):
-        rounds.launch(NoProposal(), 0, tokens)
-    for proposal in proposals:
+        rounds.verify(0, tokens, ())
+    rounds.accept(0)
+    for drafter in (eagle, small):
+        proposal: Any = proposal_of(drafter, features)
+        ahead = Ahead(rounds, proposal, 3)
         for draft_length in (1, 2, 4, 14, 15):
             for script in (None, rounds.tables):
                 rounds.script = script
-                rounds.launch(proposal, draft_length, 100)
-        rounds.launch(proposal, 4, MANY)
+                launch_round(ahead, draft_length, 100)
+        launch_round(ahead, 4, MANY)
+
+
+@torch.inference_mode()
+def launch_round(ahead: Ahead, draft_length: int, tokens: int) -> None:
+    """A round of SD, and what SSD has beside it, after a miss and after a hit."""
+    rounds, proposal = ahead.rounds, ahead.proposal
+    proposal.launch(rounds.model.verified, draft_length, tokens, rounds.propose, keep=True)
+    rounds.verify(draft_length, tokens, proposal.layers)
+    for drafted in (True, False):
+        ahead.prepare(draft_length, tokens, drafted)
+    ahead.finish(draft_length)
 
 
 @pytest.mark.parametrize(("model", "recipe", "with_promoted"),

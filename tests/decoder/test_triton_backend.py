@@ -8,50 +8,44 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_close, assert_same_bytes
-from tune_kernels.decoder import Decoder, resident, triton_model
+from triton_models import (
+    CAPACITY,
+    CHUNK,
+    DEEP,
+    EAGLE,
+    LINEAR,
+    PROMPT,
+    SCHEDULES,
+    SHAPE,
+    WIDE,
+    Load,
+    eagle_decoder,
+    loader,
+)
+from tune_kernels.decoder import Decoder, resident, rounds, triton_model
 from tune_kernels.decoder.device_cache import SLACK, DeviceCache, standing_in
 from tune_kernels.decoder.drafter import Drafter
-from tune_kernels.decoder.eagle3 import Eagle3Drafter
 from tune_kernels.decoder.eagle3_loader import random_eagle3
 from tune_kernels.decoder.errors import LoadError, NumericsError, RequestError
 from tune_kernels.decoder.kv_cache import Appended, Branches
 from tune_kernels.decoder.ngram import NGramDrafter
 from tune_kernels.decoder.scripted import ScriptedDrafter
 from tune_kernels.decoder.selection import Options
+from tune_kernels.decoder.small_model import SmallModelDrafter
 from tune_kernels.schedules.recipe import Recipe
-from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule
-from tune_kernels.shapes.model import ModelShape
+from tune_kernels.schedules.schedule import Schedule
 
 pytestmark = pytest.mark.interpreter
-CHUNK = 16
-CAPACITY = 48  # slots; with SLACK too few for a prefill pass to be filled up, which would be 128 rows in the interpreter
-PROMPT = [5, 9, 2, 40, 7, 61, 33, 4]  # eight tokens, so that rounds cross a chunk's edge
-LONG = [*PROMPT, 14, 8, 2, 77]  # and a single pass as well
+LONG = [*PROMPT, 14, 8, 2, 77]  # a single pass crosses a chunk's edge as well
 TOKENS = 10  # of a request
-WIDE = ModelShape("wide", "qwen2", 64, 96, 2, 4, 2, 16, 96, 1e4, 1e-6, True, False, 256, "tests")
-SHAPE = replace(WIDE, name="tiny", num_layers=1, num_heads=2, num_kv_heads=1, head_dim=32)  # for whole requests: quick
-DEEP = replace(SHAPE, name="deep", num_layers=7, qkv_bias=False)  # the fewest layers for EAGLE-3
-EAGLE = replace(DEEP, name="eagle", architecture="eagle3", num_layers=1, target_hidden_size=64, draft_vocab_size=48)
-LINEAR = LinearSchedule(BLOCK_N=64, BLOCK_K=32, num_stages=2, num_warps=4, split_k=2)
-SCHEDULES: dict[str, Schedule] = {
-    "qkv": LINEAR, "o": LINEAR, "down": LINEAR, "gate_up": replace(LINEAR, split_k=1), "fc": LINEAR,
-    "attention": AttentionSchedule(chunk=CHUNK, TILE=32, BLOCK_N=16, num_stages=1, num_warps=4),
-    "merge": MergeSchedule(BLOCK_D=16, splits=1, num_warps=1),
-    "lm_head": HeadSchedule(BLOCK_N=32, BLOCK_K=32, num_stages=2, num_warps=4)}
 # The recipes' tolerances between two implementations of one pass, of random weights: relative RMS and worst error of logits.
 CLOSE = {"bf16": (1.5e-2, 8e-2), "fp8-v1": (1.5e-2, 8e-2)}
 RECIPES = list(CLOSE)
-Load = Callable[..., Decoder]
 
 
 @pytest.fixture(scope="session")
 def load(device: str, recipe_of: Callable[..., Recipe]) -> Load:
-    """Recipe name, shape, backend, changes of the schedules; then options of Decoder.load."""
-    def decoder(recipe: str = "bf16", shape: ModelShape = SHAPE, backend: str = "triton",
-                changes: dict[str, Schedule] | None = None, **options: Any) -> Decoder:
-        return Decoder.load("random:0", shape, recipe_of(recipe, CHUNK), backend=backend, device=device,
-                            overrides={**SCHEDULES, **(changes or {})}, **{"capacity": CAPACITY, **options})
-    return decoder
+    return loader(device, recipe_of)
 
 
 @pytest.fixture(scope="session")
@@ -164,9 +158,9 @@ def test_prefill_gives_the_same_bytes_however_it_is_cut_or_filled_up(recipe: str
 
 def test_ar_in_resident_rounds(decoder: Decoder, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ids as driven, when records go around their ring as well."""
-    rounds = resident.AHEAD * resident.TOKENS_A_BATCH
-    assert rounds < TOKENS
-    monkeypatch.setattr(resident, "RING", rounds)
+    ring = resident.AHEAD * resident.TOKENS_A_BATCH
+    assert ring < TOKENS
+    monkeypatch.setattr(rounds, "RING", ring)
     cache: Any = decoder.cache
     cache.rounds = None
     result = decoder.generate(PROMPT, "ar", max_new_tokens=TOKENS)
@@ -231,11 +225,11 @@ def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected:
     assert again.stats.accepted_per_round == [3, 3], "a script that is gone still shows"
 
 
-@pytest.mark.parametrize("mode", ["ar", "sd"])
-@pytest.mark.parametrize("at", [1, 3, 4])
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+@pytest.mark.parametrize("at", [0, 1, 3, 4])
 def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, expected: list[int]) -> None:
     """cases.md, Decoding 6, 8: an end that is accepted, or is the recovery token, stops there, at the limit as well; the limit
-    likewise. In resident rounds, of three drafted tokens."""
+    likewise. In resident rounds, of three drafted tokens; in SSD, drafted by a branch from the second round on."""
     stopped = decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=3, stop_token_ids=[expected[at]])
     assert (stopped.token_ids, stopped.finish_reason) == (expected[:at + 1], "stop")
     limited = decoder.generate(PROMPT, mode, max_new_tokens=at + 1, draft_length=3)
@@ -258,8 +252,8 @@ def test_more_ends_than_the_device_holds_are_driven(decoder: Decoder, expected: 
 def test_the_last_slot_of_the_cache_is_used(load: Load) -> None:
     """cases.md, Decoding 9: rounds in flight write past the capacity, into the slack."""
     decoder = load(drafter="random:0", capacity=len(PROMPT) + 3)
-    outs = [decoder.generate(PROMPT, mode, max_new_tokens=4, draft_length=7).token_ids for mode in ("ar", "sd")]
-    assert outs[0] == outs[1]
+    outs = [decoder.generate(PROMPT, mode, max_new_tokens=4, draft_length=7).token_ids for mode in ("ar", "sd", "ssd")]
+    assert outs[0] == outs[1] == outs[2]
     with pytest.raises(RequestError, match=f"the KV cache has {len(PROMPT) + 3}"):
         decoder.generate(PROMPT, "ar", max_new_tokens=5)
 
@@ -272,14 +266,6 @@ def test_fp8_rounds(load: Load, driven: Callable[[], None]) -> None:
     driven()
     outs.append(decoder.generate(PROMPT[:5], "sd", max_new_tokens=5, draft_length=3).token_ids)
     assert outs == [outs[0]] * 4
-
-
-def eagle_decoder(load: Load, recipe: str, changes: dict[str, Schedule] | None = None) -> tuple[Decoder, Eagle3Drafter]:
-    """A target with a random EAGLE-3 drafter."""
-    decoder = load(recipe, DEEP, changes=changes)
-    decoder.drafter = random_eagle3(1, EAGLE, decoder.model, decoder.recipe, decoder.model.device, CAPACITY,
-                                    Options(overrides={**SCHEDULES, **(changes or {})}))
-    return decoder, decoder.drafter
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -360,6 +346,31 @@ def test_a_draft_longer_than_a_pass_is_refused(load: Load) -> None:
     assert len(decoder.generate(PROMPT, "sd", max_new_tokens=2, draft_length=7).token_ids) == 2
 
 
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_a_draft_longer_than_the_drafters_pass_is_refused(kind: str, load: Load) -> None:
+    """The drafter's own tile, whatever the target's; also under a script that stands for it. AR doesn't ask."""
+    narrow = {"attention": replace(SCHEDULES["attention"], TILE=16)}
+    if kind == "model":
+        decoder = load()
+        decoder.drafter = SmallModelDrafter(load(changes=narrow).model, CAPACITY)
+    else:
+        decoder, _ = eagle_decoder(load, "bf16", drafter_changes=narrow)
+    for mode in ("sd", "ssd"):
+        with pytest.raises(RequestError, match=f"draft_length is 8: a pass of drafter {kind} takes 8 rows\nexpected: 1 to 7"):
+            decoder.generate(PROMPT, mode, max_new_tokens=2, draft_length=8)
+    decoder.drafter = ScriptedDrafter(PROMPT, [0], 96, inner=decoder.drafter)
+    with pytest.raises(RequestError, match="a pass of drafter scripted takes 8 rows"):
+        decoder.generate(PROMPT, "sd", max_new_tokens=2, draft_length=8)
+    assert decoder.generate(PROMPT, "ar", max_new_tokens=1, draft_length=8).token_ids
+
+
+def test_nan_of_a_drafter_is_an_error(load: Load) -> None:
+    """Where its passes are driven; a draft on the device that holds one is refused by the verification alone."""
+    decoder, drafter = eagle_decoder(load, "bf16")
+    with pytest.raises(NumericsError, match="the drafter's logits hold NaN"):
+        drafter.model.greedy(torch.full((2, EAGLE.hidden_size), torch.nan, dtype=torch.bfloat16, device=decoder.model.device))
+
+
 def test_a_row_tile_of_a_schedule_bounds_a_pass(load: Load) -> None:
     """Linears with 8 rows a launch verify at most 7 drafted tokens."""
     narrow: dict[str, Schedule] = {"down": replace(LINEAR, row_tile=8)}
@@ -386,19 +397,19 @@ def test_fp32_is_refused(load: Load) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(1, 1), (16, 1), (17, 2), (32, 2), (33, 4), (64, 4), (65, 7), (112, 7)])
-def test_chunks_for(tokens: int, chunks: int) -> None:
+def test_chunks_for(tokens: int, chunks: int, recipe_of: Callable[..., Recipe]) -> None:
     """Enough for the tokens, few different ones, never more than the cache has."""
-    cache = DeviceCache(SHAPE, CAPACITY, CHUNK, 16, torch.device("cpu"))
+    cache = DeviceCache(SHAPE, CAPACITY, recipe_of("bf16", CHUNK), torch.device("cpu"))
     assert cache.chunks == -(-(CAPACITY + SLACK) // CHUNK) == 7
     assert cache.chunks_for(tokens) == chunks
     assert cache.chunks_for(tokens) * CHUNK >= tokens
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_standing_in_gives_the_slots_back(fails: bool) -> None:
+def test_standing_in_gives_the_slots_back(fails: bool, recipe_of: Callable[..., Recipe]) -> None:
     """The branch's tokens stand in the cache for one pass; then its new token is its own and the cache is as it was, even
     where the pass fails."""
-    cache: Any = DeviceCache(SHAPE, CAPACITY, CHUNK, 16, torch.device("cpu"))
+    cache: Any = DeviceCache(SHAPE, CAPACITY, recipe_of("bf16", CHUNK), torch.device("cpu"))
     cache.buffer.normal_()
     before = cache.buffer.clone()
     rows = Branches(cache, [10, 7], 3)
