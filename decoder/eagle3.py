@@ -64,7 +64,7 @@ class Eagle3Model:
         self.dtype = TORCH[self.precision.attention]
         self.embedding = embedding.to(device, self.dtype)
         self.fc = make_linear(tensors.pop("fc.weight").to(device), self.precision)
-        self.head = make_head(tensors.pop("lm_head.weight").to(device), self.precision)
+        self.head = make_head(tensors.pop("lm_head.weight").to(device), self.precision, drafter=True)
         self.norm = tensors.pop("norm.weight").to(device, self.dtype)
         self.hidden_norm = tensors.pop("midlayer.hidden_norm.weight").to(device, self.dtype)
         self.layer = make_layer(tensors, "midlayer.", self.precision, False, device)
@@ -97,7 +97,7 @@ class Eagle3Model:
     @torch.inference_mode()
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, V_d] in fp32 over draft ids; -inf where the target id has no token."""
-        return self.head(final.float()).masked_fill(self.beyond, -torch.inf)
+        return self.head(final).masked_fill(self.beyond, -torch.inf)
 
     def greedy(self, final: torch.Tensor) -> list[int]:
         """The winning target id of each row."""

@@ -11,7 +11,7 @@ Here hi + lo / 16 is one exact fp32 value, and the product runs in fp32. The spl
 core's narrow accumulator are not emulated: each backend is row-invariant on its own, and their last bits differ.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -98,8 +98,10 @@ def make_linear(w: torch.Tensor, precision: Precision, bias: torch.Tensor | None
     return Linear(pad_columns(w.to(dtype)), w.shape[0], None if bias is None else pad_columns(bias), None, dtype)
 
 
-def make_head(w: torch.Tensor, precision: Precision) -> Linear:
+def make_head(w: torch.Tensor, precision: Precision, drafter: bool = False) -> Linear:
     """The language-model head: weights rounded to its precision, logits in fp32 (bf16 logits tie where fp32 ones
-    don't)."""
+    don't). A drafter's is one of its projections: e4m3 where they are."""
+    if drafter and precision.is_e4m3:
+        return replace(make_linear(w, precision), dtype=torch.float32)
     rounded = w.to(TORCH[precision.lm_head]).float()
     return Linear(pad_columns(rounded), w.shape[0], None, None, torch.float32)
