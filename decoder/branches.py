@@ -47,8 +47,8 @@ class BranchDecode(Decode):
                                   v_cache=values, schedule=FIXED["rope"].schedule, numerics=self.numerics)
             yield "attention", partial(attention, q, keys, values, start, chunks=chunks, out=part, schedule=schedule,
                                        numerics=self.numerics)
-            yield "merge", partial(merge, part, start, rows=1, chunk=schedule.chunk, schedule=merging, numerics=self.numerics,
-                                   amax=None if amax is None else amax[b:b + 1])
+            yield "merge", partial(merge, part, start, rows=1, chunk=schedule.chunk, chunks=chunks, schedule=merging,
+                                   numerics=self.numerics, amax=None if amax is None else amax[b:b + 1])
         yield from self.narrow(whole.o, rows, amax)
 
 

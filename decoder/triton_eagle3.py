@@ -14,8 +14,8 @@ from ..kernels.accept import STRIDE
 from ..kernels.activation import quantise
 from ..kernels.attention import ROWS
 from ..kernels.fixed import FIXED
-from ..kernels.lm_head import lm_head, lm_head_logits, new_scratch
-from ..kernels.norm import draft_norm
+from ..kernels.lm_head import HeadInput, lm_head, lm_head_logits, new_scratch
+from ..kernels.norm import draft_norm, norm
 from ..kernels.prefill import prefill_linear
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import HeadSchedule, LinearSchedule
@@ -56,7 +56,7 @@ class TritonEagle3Model:
         self.ids = ids[order].to(device)
         self.map = self.ids.to(torch.int32)
         self.limit = int((ids < vocab_limit).sum())  # rows of the head that stand for a token
-        self.head = tensors.pop("lm_head.weight").to(device, torch.bfloat16)[order.to(device)].contiguous()
+        self.head = pack(tensors.pop("lm_head.weight")[order], precision, device)
         self.norm, self.hidden_norm = vector("norm.weight"), vector("midlayer.hidden_norm.weight")
         self.layer = pack_layer(tensors, "midlayer.", precision, False, device)
         assert not tensors, f"unused: {list(tensors)}"
@@ -70,7 +70,9 @@ class TritonEagle3Model:
         self.fc_scale = torch.empty(FEED, dtype=torch.float32, device=device) if precision.is_e4m3 else None
         self.fc_partials = torch.empty(self.fc_schedule.split_k, ROWS, shape.hidden_size, dtype=torch.float32, device=device)
         self.reduced = torch.empty(FEED, shape.hidden_size, dtype=torch.bfloat16, device=device)
-        self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
+        self.head_in = torch.empty(2, ROWS, shape.hidden_size, dtype=narrow, device=device)
+        self.head_scale = torch.empty(ROWS, dtype=torch.float32, device=device)
+        self.scratch = new_scratch(self.head.w.shape[0], self.head_schedule, device)
         self.inputs = DeviceInputs(device)
         # The steps of a walk along a draft, rows 0..K; and its tokens, each on 16 bytes, as a launch wants them.
         self.walked = Step(torch.zeros_like(space.final), torch.zeros_like(space.x))
@@ -165,40 +167,49 @@ class TritonEagle3Model:
         rows.finish()
         return Step(torch.cat([step.final for step in steps]), torch.cat([step.feature for step in steps]))
 
-    def launch_entries(self, cache: DeviceCache, source: Verified, rows: int, chunks: int) -> None:
-        """The entries of a verification of `rows` rows from the target's features. Row 0 of final and x is then the accepted
-        one's."""
+    def launch_entries(self, cache: DeviceCache, source: Verified, rows: int, chunks: int, terms: bool) -> HeadInput:
+        """The entries of a verification of `rows` rows from the target's features: what the head reads after the accepted one,
+        which is then row 0 of x. terms: as in _end."""
         reduced = self.launch_reduce(source.features, rows)
         self._launch(self.decode, source.winners, reduced, cache, source.inputs.start(0), rows, chunks)
-        self.decode.end(self.norm, 1, last=True, row=source.inputs.tip)
+        return self._end(terms, source.inputs.tip)
 
-    def launch_own(self, cache: DeviceCache, token: torch.Tensor, start: torch.Tensor, chunks: int) -> None:
-        """One entry on the drafter's own feature, row 0 of x; row 0 of final and x is then its own."""
+    def launch_own(self, cache: DeviceCache, token: torch.Tensor, start: torch.Tensor, chunks: int, terms: bool) -> HeadInput:
+        """One entry on the drafter's own feature, row 0 of x: what the head reads after it. terms: as in _end."""
         self._launch(self.decode, token, self.decode.space.x, cache, start, 1, chunks)
-        self.decode.end(self.norm, 1, last=True)
+        return self._end(terms)
+
+    def _end(self, terms: bool, row: torch.Tensor | None = None) -> HeadInput:
+        """The norm before the head, of one row. terms: straight into what an e4m3 head reads; else into row 0 of space.final."""
+        if not terms or self.head.scale is None:
+            self.decode.end(self.norm, 1, last=True, row=row)
+            return HeadInput(self.decode.space.final[:1])
+        norm(self.decode.space.x, self.norm, self.shape.rms_norm_eps, rows=1, out=self.head_in, scale=self.head_scale,
+             part=self.decode.space.y_down, row=row, schedule=FIXED["norm"].schedule, numerics=self.recipe.numerics)
+        return self._terms(1)
 
     def launch_draft(self, cache: DeviceCache, source: Verified, length: int, chunks: int,
                      propose: Callable[[torch.Tensor, int], None], keep: bool = False) -> None:
         """A whole proposal of `length` tokens after a verification of length + 1 rows. propose: takes each drafted token [1] and
         its place. keep: its steps, for `launch_walk`."""
-        self.launch_entries(cache, source, length + 1, chunks)
+        x = self.launch_entries(cache, source, length + 1, chunks, terms=not keep)
         for step in range(length):
             if keep:
                 self._keep(step)
-            token = self.launch_head(self.decode.space.final[:1])
+            token = self._winners(x if x.scale is not None else self._head_input(x.x))
             propose(token, step)
             if step + 1 < length:
-                self.launch_own(cache, token, source.inputs.start(2 + step), chunks)
+                x = self.launch_own(cache, token, source.inputs.start(2 + step), chunks, terms=not keep)
 
     def launch_walk(self, cache: DeviceCache, source: Verified, length: int, chunks: int, drafted: bool) -> torch.Tensor:
         """The draft in source.inputs.row_tokens on the drafter's own features: logits after each of its tokens, [length + 1, V_d]
         fp32. drafted: `launch_draft` has just made this draft and kept its steps; only the last token is left."""
         if not drafted:
-            self.launch_entries(cache, source, length + 1, chunks)
+            self.launch_entries(cache, source, length + 1, chunks, terms=False)
             self._keep(0)
         self.spread[:length, 0].copy_(source.inputs.row_tokens[1:1 + length])
         for step in range(length - 1 if drafted else 0, length):
-            self.launch_own(cache, self.spread[step, :1], source.inputs.start(2 + step), chunks)
+            self.launch_own(cache, self.spread[step, :1], source.inputs.start(2 + step), chunks, terms=False)
             self._keep(step + 1)
         return self.logits(self.walked.final[:length + 1])
 
@@ -215,9 +226,23 @@ class TritonEagle3Model:
         return phase.space.final[:rows]
 
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
-        """The target ids of the winners, [rows] int32, at a fixed address."""
-        return lm_head(final, self.head, schedule=self.head_schedule, numerics=self.recipe.numerics, limit=self.limit,
-                       ids=self.map, scratch=self.scratch)
+        """The target ids of the winners, [rows] int32, at a fixed address. final [rows, H] bf16, up to a row tile."""
+        return self._winners(self._head_input(final))
+
+    def _winners(self, x: HeadInput) -> torch.Tensor:
+        return lm_head(x, self.head.w, schedule=self.head_schedule, numerics=self.recipe.numerics, w_scale=self.head.scale,
+                       limit=self.limit, ids=self.map, scratch=self.scratch)
+
+    def _head_input(self, final: torch.Tensor) -> HeadInput:
+        """final, or what an e4m3 head reads of it."""
+        if self.head.scale is None:
+            return HeadInput(final)
+        quantise(final, self.head_in, self.head_scale, rows=len(final), schedule=FIXED["quantise_row"].schedule,
+                 numerics=self.recipe.numerics)
+        return self._terms(len(final))
+
+    def _terms(self, rows: int) -> HeadInput:
+        return HeadInput(self.head_in[0, :rows], self.head_in[1, :rows], self.head_scale[:rows])
 
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:
@@ -233,7 +258,8 @@ class TritonEagle3Model:
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, V_d] in fp32 over the head's rows; -inf where the target id has no token."""
         with on(self.device):
-            parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
+            parts = [lm_head_logits(self._head_input(part.contiguous()), self.head.w, schedule=self.head_schedule,
+                                    numerics=self.recipe.numerics, w_scale=self.head.scale)
                      for part in final.split(self.head_schedule.row_tile)]
         logits = torch.cat(parts)
         logits[:, self.limit:] = -torch.inf

@@ -15,7 +15,7 @@ class Workspace:
     x: the residual [rows, H]. entry, hidden, heads, act_q: what qkv, gate_up, o and down read, [2, rows, K] terms in e4m3 with
     x_scale, heads_scale, act_scale [rows], or [1, rows, K] bf16 (entry has `inputs` hidden sizes side by side). qkv, y_o,
     y_down: fp32 partials [split_k, rows, N], or bf16 [1, rows, N]. q [rows, heads, head_dim]; act [rows, I] and final [rows, H]
-    bf16; features [rows, 3 H].
+    bf16; features [rows, 3 H], zeros at first: the first proposal reads more rows than there are, and a NaN would reach others.
     """
 
     rows: int
@@ -63,7 +63,7 @@ def new_workspace(shape: ModelShape, rows: int, e4m3: bool, split_k: dict[str, i
         q=empty(rows, shape.num_heads, shape.head_dim), heads=narrowed(wide), heads_scale=scale(),
         y_o=linear("o", H), act=act,
         act_q=narrowed(inner) if e4m3 else act[None], act_scale=scale(), y_down=linear("down", H),
-        final=empty(rows, H), features=empty(rows, 3 * H))
+        final=empty(rows, H), features=torch.zeros(rows, 3 * H, dtype=torch.bfloat16, device=device))
 
 
 def splits(schedules: dict[str, Schedule]) -> dict[str, int]:

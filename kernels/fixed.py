@@ -90,6 +90,8 @@ def norm_shapes(beside: Beside) -> Iterable[KernelShape]:
     for split_k in beside.partials("down"):
         yield NormShape(H, split_k, quantised=False)
         if beside.drafter:
+            for one_row in (False, True):
+                yield NormShape(H, split_k, quantised=quantised, one_row=one_row)
             yield NormShape(H, split_k, quantised=False, one_row=True)
         else:
             yield NormShape(H, split_k, quantised=quantised)
@@ -142,10 +144,12 @@ def quantise_shapes(beside: Beside) -> Iterable[KernelShape]:
 
 
 def quantise_row_shapes(beside: Beside) -> Iterable[KernelShape]:
-    """What a linear reads, where nobody left maxima: attention's output in a prompt's pass, fc's features, a linear on its
-    own."""
+    """What a linear reads, where nobody left maxima: attention's output in a prompt's pass, fc's features, a linear on its own, a
+    drafter's head."""
     for linear in beside.linears() if beside.quantised else []:
         yield QuantiseShape(linear.K, 0)
+    if beside.quantised and beside.drafter and beside.has("lm_head"):
+        yield QuantiseShape(beside.model.hidden_size, 0)
 
 
 def swiglu_shapes(beside: Beside) -> Iterable[KernelShape]:

@@ -37,3 +37,16 @@ def _nothing_is_shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         patch.setattr(store, "SHIPPED", tmp_path_factory.mktemp("shipped"))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _new_memory_holds_nan() -> Iterator[None]:
+    """Where kernels are interpreted: what nobody wrote shows at once, and not only where the allocator happens to return old
+    memory."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from tune_kernels.tuner.operands import poisoned
+
+    with poisoned():
+        yield

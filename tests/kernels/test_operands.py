@@ -163,4 +163,4 @@ def test_a_timed_launch_takes_any_copy(kernel: str, device: str) -> None:
 
 
 def test_every_tunable_kernel_of_a_model_has_a_case(device: str) -> None:
-    assert set(CASES) | {"fc"} == set(registry.TUNABLE)
+    assert {name.split()[0] for name in CASES} | {"fc"} == set(registry.TUNABLE)
