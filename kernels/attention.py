@@ -79,20 +79,22 @@ def attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale):
 
 
 @triton.jit
-def leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m, l, acc, NUM_HEADS: tl.constexpr,
-                HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """Stores what one chunk comes to: partials, or the output of rows whose keys are all in chunk 0."""
+def leave_partials(acc_ptr, m_ptr, l_ptr, chunk, row, head, partial, m, l, acc, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+                   ROWS: tl.constexpr):
+    """Stores what one chunk comes to, for rows that have more of them."""
     offs_d = tl.arange(0, HEAD_DIM)
-    whole = last < CHUNK
     out = (chunk * ROWS + row) * NUM_HEADS + head
-    if chunk == 0:
-        # What the merge would give for a single chunk: acc / l, unscaled.
-        tl.store(o_ptr + (row * NUM_HEADS + head)[:, None] * HEAD_DIM + offs_d[None, :],
-                 (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=(live & whole)[:, None])
-    partial = live & (last >= CHUNK)
     tl.store(m_ptr + out, m, mask=partial)
     tl.store(l_ptr + out, l, mask=partial)
     tl.store(acc_ptr + out[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], acc, mask=partial[:, None])
+
+
+@triton.jit
+def leave_output(o_ptr, row, head, whole, l, acc, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Stores what the merge would give for a single chunk: acc / l, unscaled."""
+    offs_d = tl.arange(0, HEAD_DIM)
+    tl.store(o_ptr + (row * NUM_HEADS + head)[:, None] * HEAD_DIM + offs_d[None, :],
+             (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=whole[:, None])
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -145,8 +147,30 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
             k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
             v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
             m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
-    leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m, l, acc, NUM_KV_HEADS * GROUP, HEAD_DIM, ROWS,
-                CHUNK)
+    if chunk == 0:
+        leave_output(o_ptr, row, head, live & (last < CHUNK), l, acc, NUM_KV_HEADS * GROUP, HEAD_DIM)
+    leave_partials(acc_ptr, m_ptr, l_ptr, chunk, row, head, live & (last >= CHUNK), m, l, acc, NUM_KV_HEADS * GROUP, HEAD_DIM,
+                   ROWS)
+
+
+@triton.jit
+def whole_chunk(q, k_ptr, v_ptr, chunk, end, last, scale, stride_kt, stride_vt, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """(m, l, acc) of one chunk in one step: attention_step from an empty state, where it multiplies zeros by zero and adds
+    them."""
+    tile_n = tl.arange(0, CHUNK)
+    offs_d = tl.arange(0, HEAD_DIM)
+    n0 = chunk * CHUNK
+    offs_n = n0 + tile_n
+    there = offs_n < end
+    k_base = k_ptr + tl.cast(n0, tl.int64) * stride_kt
+    v_base = v_ptr + tl.cast(n0, tl.int64) * stride_vt
+    k = tl.load(k_base + (tile_n[None, :] * stride_kt + offs_d[:, None]), mask=there[None, :], other=0.0)
+    v = tl.load(v_base + (tile_n[:, None] * stride_vt + offs_d[None, :]), mask=there[:, None], other=0.0)
+    s = tl.dot(q, k) * (scale * 1.4426950408889634)
+    s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
+    m = tl.max(s, 1)
+    p = tl.exp2(s - tl.where(m == float("-inf"), 0.0, m)[:, None])
+    return m, tl.sum(p, 1), tl.dot(p.to(v.dtype), v)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -159,28 +183,23 @@ def walk_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_ptr, s
         gdc_launch_dependents()
         gdc_wait()
     length = tl.load(length_ptr)
+    end = length + rows
     offs_m = tl.arange(0, TILE)
     row = offs_m // GROUP
     head = kv_head * GROUP + offs_m % GROUP
-    offs_d = tl.arange(0, HEAD_DIM)
-    tile_n = tl.arange(0, CHUNK)
     live = row < rows
     last = length + row
-    k_base = k_ptr + kv_head * stride_kh + (tile_n[None, :] * stride_kt + offs_d[:, None])
-    v_base = v_ptr + kv_head * stride_vh + (tile_n[:, None] * stride_vt + offs_d[None, :])
-    m = tl.full((TILE,), float("-inf"), tl.float32)
-    l = tl.zeros((TILE,), tl.float32)
-    acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
-    q = tl.load(q_ptr + (row[:, None] * stride_qm + head[:, None] * stride_qh + offs_d[None, :]), mask=live[:, None], other=0.0)
-    for chunk in tl.range(tl.program_id(1), tl.cdiv(length + rows, CHUNK), tl.num_programs(1), num_stages=STAGES):
-        n0 = chunk * CHUNK
-        offs_n = n0 + tile_n
-        there = offs_n < length + rows
-        k = tl.load(k_base + tl.cast(n0, tl.int64) * stride_kt, mask=there[None, :], other=0.0)
-        v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt, mask=there[:, None], other=0.0)
-        m_c, l_c, acc_c = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
-        leave_chunk(acc_ptr, m_ptr, l_ptr, o_ptr, chunk, row, head, live, last, m_c, l_c, acc_c, NUM_KV_HEADS * GROUP, HEAD_DIM,
-                    ROWS, CHUNK)
+    k_head = k_ptr + kv_head * stride_kh
+    v_head = v_ptr + kv_head * stride_vh
+    q = tl.load(q_ptr + (row[:, None] * stride_qm + head[:, None] * stride_qh + tl.arange(0, HEAD_DIM)[None, :]),
+                mask=live[:, None], other=0.0)
+    for chunk in tl.range(tl.program_id(1), tl.cdiv(end, CHUNK), tl.num_programs(1), num_stages=STAGES):
+        m, l, acc = whole_chunk(q, k_head, v_head, chunk, end, last, scale, stride_kt, stride_vt, CHUNK, HEAD_DIM)
+        leave_partials(acc_ptr, m_ptr, l_ptr, chunk, row, head, live & (last >= CHUNK), m, l, acc, NUM_KV_HEADS * GROUP,
+                       HEAD_DIM, ROWS)
+    if (tl.program_id(1) == 0) & (length < CHUNK):  # apart: in the loop it would cost registers that some targets lack
+        m, l, acc = whole_chunk(q, k_head, v_head, 0, end, last, scale, stride_kt, stride_vt, CHUNK, HEAD_DIM)
+        leave_output(o_ptr, row, head, live & (last < CHUNK), l, acc, NUM_KV_HEADS * GROUP, HEAD_DIM)
 
 
 def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> str | None:
