@@ -46,7 +46,7 @@ def test_a_drafter_has_a_wide_qkv_a_fusion_and_a_small_head() -> None:
     shapes = load_model_shape("qwen2.5-7b-eagle3").kernel_shapes()
     assert shapes["qkv"] == LinearShape((28 + 2 * 7) * 128, 2 * 3584)
     assert shapes["fc"] == LinearShape(3584, 3 * 3584)
-    assert shapes["lm_head"] == HeadShape(32000, 3584)
+    assert shapes["lm_head"] == HeadShape(32000, 3584, "e4m3"), "a drafter's head is one of its linears"
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
