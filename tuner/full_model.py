@@ -43,7 +43,7 @@ def judge(contests: Mapping[str, Contest], rankings: Mapping[str, Ranking], reci
     """What may be promoted of a run's winners. probe None: kernels that no token depends on, such as a drafter's."""
     winners = {k: r.winner for k, r in rankings.items() if r.winner is not None}
     if probe is None:
-        return Said(dict(winners))
+        return _unasked(contests, winners, rankings)
     ask = _Asked(contests, probe)
     said = Said(dict(winners), ask(winners))
     if said.agreement.failure and not out_of_time():
@@ -83,6 +83,18 @@ class _Asked:
             if found := first_difference(tokens, right):
                 return f"prompt {prompt}: token {found[0]} would be {found[1]} instead of {found[2]}"
         return f"no token of {sum(map(len, before))} over {len(before)} prompts would differ"
+
+
+def _unasked(contests: Mapping[str, Contest], winners: Mapping[str, str], rankings: Mapping[str, Ranking]) -> Said:
+    """A drafter's winners. A row that a model's decoder was checked with is that model's too, as look-up goes by shape: faster
+    alone may be slower there."""
+    said = Said(dict(winners))
+    for kernel, name in winners.items():
+        base = rankings[kernel].base
+        if contests[kernel].shared and base is not None and name != base:
+            said.accepted[kernel] = base
+            said.rejected[kernel] = "a model with this shape runs what is in place, and was not asked: tune it with that model"
+    return said
 
 
 def _one_by_one(ask: _Asked, winners: Mapping[str, str], rankings: Mapping[str, Ranking]) -> Said:

@@ -120,7 +120,7 @@ def closing_lines(report: Mapping[str, Any]) -> list[str]:
     """What the tables don't say."""
     gate, calls = report["gate"], report["calls"]
     lines = [f"{kernel}: skipped: {why}" for kernel, why in report["skipped"].items()]
-    lines += [f"{kernel}: the winner was refused by the full model: {why}"
+    lines += [f"{kernel}: the winner was refused: {why}"
               + ("; the incumbent stays" if kernel in gate["accepted"] else "") for kernel, why in gate["rejected"].items()]
     lines += [f"{kernel}: another class: {why}" for kernel, why in gate["would_differ"].items()]
     for mode, found in gate["agreement"]["full_model"].items():

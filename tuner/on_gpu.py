@@ -189,14 +189,15 @@ class _Run:
         recording.save(self.now, self.path)
 
     def contests(self) -> None:
-        """Each contest has an equal share of what is left for timing."""
-        todo = [c for c in self.now.contests.values() if not c.finished]
+        """Each contest has an equal share of what is left for timing; those that it didn't do for share what the others left."""
         reserve = self.request.budget * GATE_SHARE
-        for index, contest in enumerate(todo):
-            share = max(0.0, self.budget.left - reserve) / (len(todo) - index)
-            end = self.budget.left - share
-            self._contest(contest, lambda end=end: self.budget.left <= max(end, 0.0))  # type: ignore[misc]
-            self.save()
+        for _ in range(2):
+            todo = [c for c in self.now.contests.values() if not c.finished]
+            for index, contest in enumerate(todo):
+                share = max(0.0, self.budget.left - reserve) / (len(todo) - index)
+                end = self.budget.left - share
+                self._contest(contest, lambda end=end: self.budget.left <= max(end, 0.0))  # type: ignore[misc]
+                self.save()
 
     def _contest(self, contest: Contest, out_of_time: Callable[[], bool]) -> None:
         problem = Problem(contest.kernel, contest.shape, self.now.target, self.now.recipe, str(self.folder))

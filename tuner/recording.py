@@ -36,7 +36,8 @@ class Entrant:
 @dataclass
 class Contest:
     """What is known of one kernel's candidates. incumbent: the name of what is in place; origin: promoted, or the recipe's
-    default; founded: the class that rows of this recipe already have on this SKU, None before the first promotion."""
+    default; founded: the class that rows of this recipe already have on this SKU, None before the first promotion; shared: what
+    is in place was promoted with a decoder's evidence."""
 
     kernel: str
     shape: KernelShape
@@ -45,6 +46,7 @@ class Contest:
     incumbent: str
     origin: str
     founded: str | None = None
+    shared: bool = False
     checked: dict[str, Checked] = field(default_factory=dict)
     dead: dict[str, Failure] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
@@ -146,6 +148,7 @@ def _contest_to_dict(contest: Contest) -> dict[str, Any]:
         "kernel": contest.kernel, "shape": shape_to_dict(contest.shape), "kernel_digest": contest.kernel_digest,
         "entrants": {n: {"schedule": schedule_to_dict(e.schedule), "facts": dict(e.facts)} for n, e in contest.entrants.items()},
         "order": list(contest.entrants), "incumbent": contest.incumbent, "origin": contest.origin, "founded": contest.founded,
+        "shared": contest.shared,
         "checked": {n: checked_to_dict(c) for n, c in contest.checked.items()},
         "dead": {n: [f.stage, f.detail] for n, f in contest.dead.items()},
         "batches": [batch_to_dict(b) for b in contest.batches], "finished": contest.finished,
@@ -157,6 +160,7 @@ def _contest_from_dict(table: Mapping[str, Any]) -> Contest:
     entrants = {n: Entrant(n, schedule_of(table["entrants"][n]["schedule"], where), table["entrants"][n]["facts"])
                 for n in table["order"]}
     return Contest(where, shape_from_dict(table["shape"], where), table["kernel_digest"], entrants, table["incumbent"],
-                   table["origin"], table["founded"], {n: checked_from_dict(c) for n, c in table["checked"].items()},
+                   table["origin"], table["founded"], table.get("shared", False),
+                   {n: checked_from_dict(c) for n, c in table["checked"].items()},
                    {n: Failure(*f) for n, f in table["dead"].items()}, [batch_from_dict(b) for b in table["batches"]],
                    table["finished"])

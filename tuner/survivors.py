@@ -99,14 +99,16 @@ def _contest(kernel: str, variants: Sequence[dict[str, Any]], target: Target, re
     entrants = {v["id"]: Entrant(v["id"], schedule_from_dict(operation.schedule_type, v["schedule"], v["id"]),
                                  {n: v.get(n) for n in ("instructions", *FACT_FIELDS)}) for v in variants}
     key = registry.store_key(kernel, shape, target, recipe)
+    shared = False
     try:
-        in_place: Schedule = store.lookup(key, folders).schedule
-        origin = "promoted"
+        row = store.lookup(key, folders)
+        in_place: Schedule = row.schedule
+        origin, shared = "promoted", "agreement" in row.evidence.checks
     except NotPromoted:
         in_place, origin = registry.default_schedule(recipe, kernel, target.arch, shape), "recipe default"
     founded = founded_class(kernel, shape, target, recipe, folders)
     incumbent = next((n for n, e in entrants.items() if e.schedule == in_place), "")
-    return Contest(kernel, shape, key.kernel_digest, entrants, incumbent, origin, founded)
+    return Contest(kernel, shape, key.kernel_digest, entrants, incumbent, origin, founded, shared)
 
 
 def founded_class(kernel: str, shape: Any, target: Target, recipe: Recipe, folders: Sequence[Path]) -> str | None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,30 @@ def test_a_drafters_kernels_need_no_decoder(tmp_path: Path) -> None:
     request = Request(model="qwen2.5-7b-eagle3", bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out")
     outcome = on_gpu.tune(request, H200, FakeMeasurer(lambda s: 20.0), None, lambda line: None)
     assert [row.kernel for row in outcome.promoted.rows] == ["fc"]
+
+
+def test_a_drafter_leaves_the_rows_of_a_model_alone(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Its `down` has the model's shape, and look-up goes by shape: what is fastest alone made the model's step 5% slower on an
+    H200."""
+    run(promote=True)
+    made = write_bundle(tmp_path / "drafter", {"down": candidates(), "fc": candidates("fc")}, model="qwen2.5-7b-eagle3")
+    request = Request(model="qwen2.5-7b-eagle3", bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out-drafter")
+    measurer = FakeMeasurer(lambda s: 10.0 if s == DEFAULT else 20.0)
+    outcome = on_gpu.tune(request, H200, measurer, None, lambda line: None)
+    assert (winner(outcome), outcome.said.accepted["down"]) == (DEFAULT, schedule_id(BEST))
+    assert "tune it with that model" in outcome.said.rejected["down"]
+    assert [row.kernel for row in outcome.promoted.rows] == ["fc"]
+    assert on_gpu.complete(outcome)
+
+
+def test_what_a_contest_leaves_of_its_time_goes_to_those_that_had_too_little(run: Callable[..., Outcome], tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one pays for the worker's start."""
+    clock = iter([0.0, 0.0, *[50.0] * 4, *[51.0] * 10_000])  # the budget begins; the first contest begins, and is over at once
+    monkeypatch.setattr(on_gpu, "Budget", partial(on_gpu.Budget, clock=lambda: next(clock)))
+    made = write_bundle(tmp_path / "two", {"down": candidates(), "o": candidates("o")})
+    outcome = run(bundle=made, budget=150.0)
+    assert all(contest.finished for contest in outcome.recording.contests.values())
 
 
 def test_a_rehearsal_for_b300(tmp_path: Path) -> None:
