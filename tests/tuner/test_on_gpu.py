@@ -331,7 +331,7 @@ def test_a_drafter_leaves_the_rows_of_a_model_alone(run: Callable[..., Outcome],
 def test_what_a_contest_leaves_of_its_time_goes_to_those_that_had_too_little(run: Callable[..., Outcome], tmp_path: Path,
                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one pays for the worker's start."""
-    clock = iter([0.0, 0.0, *[50.0] * 4, *[51.0] * 10_000])  # the budget begins; the first contest begins, and is over at once
+    clock = iter([*[0.0] * 3, *[50.0] * 10_000])  # the budget begins, and the first contest: it is over at once
     monkeypatch.setattr(on_gpu, "Budget", partial(on_gpu.Budget, clock=lambda: next(clock)))
     made = write_bundle(tmp_path / "two", {"down": candidates(), "o": candidates("o")})
     outcome = run(bundle=made, budget=150.0)
