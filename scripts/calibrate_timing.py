@@ -3,6 +3,10 @@
 
     python scripts/calibrate_timing.py --bundle build/offline --out calibration.json     on a GPU: records, then says
     python scripts/calibrate_timing.py --replay calibration.json                         without one: says
+    python scripts/calibrate_timing.py --run build/on-gpu                                from runs of --on-gpu
+
+A run's finalists are compared with themselves, even rounds against odd ones: each on its own, and judged as the run did, which
+shares the error among all of a confirmation.
 
 Prints a line a kernel, then one JSON line. Exit 1 where the method doesn't hold: more than 5% false wins, or the planted
 slowdown missed in more than 5%.
@@ -16,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.tuner import gpu_state, pool, survivors
-from tune_kernels.tuner.calibration import Calibration, calibrate
+from tune_kernels.tuner import gpu_state, pool, recording, survivors
+from tune_kernels.tuner.calibration import Calibration, calibrate, calibrate_on
 from tune_kernels.tuner.measure import Problem
 from tune_kernels.tuner.race import CONFIRM_ROUNDS
 from tune_kernels.tuner.record import write_json
@@ -69,7 +73,13 @@ def main() -> int:
     parser.add_argument("--comparisons", type=int, default=120)
     parser.add_argument("--out", type=Path, default=Path("build/calibration.json"))
     parser.add_argument("--replay", type=Path)
+    parser.add_argument("--run", type=Path, action="append", default=[], help="repeat for several")
     options = parser.parse_args()
+    if options.run:
+        contests = [c for path in options.run for c in recording.load(path).contests.values()]
+        confirmed = [b for c in contests for b in c.batches if b.phase == "confirm"]
+        say({"each alone": calibrate_on(confirmed, shared=False)})
+        return say({"as confirmed": calibrate_on(confirmed)})
     if options.replay:
         table: dict[str, Any] = json.loads(options.replay.read_text())
         batches = {kernel: [batch_from_dict(b) for b in listed] for kernel, listed in table["kernels"].items()}
@@ -80,7 +90,11 @@ def main() -> int:
         machine = dataclasses.asdict(gpu_state.this_machine())
         write_json(options.out, {"machine": machine,
                                  "kernels": {k: [batch_to_dict(b) for b in listed] for k, listed in batches.items()}})
-    found = {kernel: calibrate(listed, ONE, OTHER) for kernel, listed in batches.items()}
+    return say({kernel: calibrate(listed, ONE, OTHER) for kernel, listed in batches.items()})
+
+
+def say(found: dict[str, Calibration]) -> int:
+    """Prints it; 0 where the method holds."""
     for kernel, calibration in found.items():
         print(line(kernel, calibration))
     print(json.dumps({kernel: dataclasses.asdict(c) for kernel, c in found.items()}))

@@ -1,10 +1,13 @@
 """What may be said of samples: intervals, dropped rounds, pairs, and how often the method is wrong."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tune_kernels.tuner.calibration import calibrate
+from tune_kernels.tuner import recording
+from tune_kernels.tuner.calibration import calibrate, calibrate_on
 from tune_kernels.tuner.race import CONFIRM_ROUNDS, FINALISTS, fastest_first, finalists, survivors
 from tune_kernels.tuner.timing import (
     THROTTLED,
@@ -109,6 +112,15 @@ def test_the_method_is_right_about_equals_and_about_a_planted_slowdown() -> None
     assert found.ok(), found
     assert found.comparisons == 120
     assert found.resolved and found.resolved < 0.01
+
+
+def test_recorded_runs_on_an_h200_are_right_about_equals_and_about_a_planted_slowdown() -> None:
+    """Each finalist of four runs against itself, judged as the run judged it."""
+    runs = sorted((Path(__file__).parents[1] / "data" / "recordings").glob("*.json"))
+    found = calibrate_on([b for run in runs for c in recording.load(run).contests.values() for b in c.batches
+                          if b.phase == "confirm"])
+    assert found.ok(), found
+    assert found.resolved and found.resolved < 0.015, found
 
 
 def test_a_method_that_is_biased_is_found_out() -> None:
