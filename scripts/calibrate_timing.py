@@ -6,7 +6,7 @@
     python scripts/calibrate_timing.py --run build/on-gpu                                from runs of --on-gpu
 
 A run's finalists are compared with themselves, even rounds against odd ones: each on its own, and judged as the run did, which
-shares the error among all of a confirmation.
+shares the error among all of a confirmation. Two runs of one model: in how many contests the winner was the same.
 
 Prints a line a kernel, then one JSON line. Exit 1 where the method doesn't hold: more than 5% false wins, or the planted
 slowdown missed in more than 5%.
@@ -24,6 +24,7 @@ from tune_kernels.tuner import gpu_state, pool, recording, survivors
 from tune_kernels.tuner.calibration import Calibration, calibrate, calibrate_on
 from tune_kernels.tuner.measure import Problem
 from tune_kernels.tuner.race import CONFIRM_ROUNDS
+from tune_kernels.tuner.ranking import rank
 from tune_kernels.tuner.record import write_json
 from tune_kernels.tuner.report import read_report
 from tune_kernels.tuner.timing import Batch, batch_from_dict, batch_to_dict
@@ -76,8 +77,9 @@ def main() -> int:
     parser.add_argument("--run", type=Path, action="append", default=[], help="repeat for several")
     options = parser.parse_args()
     if options.run:
-        contests = [c for path in options.run for c in recording.load(path).contests.values()]
-        confirmed = [b for c in contests for b in c.batches if b.phase == "confirm"]
+        runs = [recording.load(path) for path in options.run]
+        compare_runs(runs)
+        confirmed = [b for run in runs for c in run.contests.values() for b in c.batches if b.phase == "confirm"]
         say({"each alone": calibrate_on(confirmed, shared=False)})
         return say({"as confirmed": calibrate_on(confirmed)})
     if options.replay:
@@ -91,6 +93,23 @@ def main() -> int:
         write_json(options.out, {"machine": machine,
                                  "kernels": {k: [batch_to_dict(b) for b in listed] for k, listed in batches.items()}})
     return say({kernel: calibrate(listed, ONE, OTHER) for kernel, listed in batches.items()})
+
+
+def compare_runs(runs: list[recording.Recording]) -> None:
+    """Prints on how many winners runs of one model agree, over contests that both finished."""
+    same, names = 0, []
+    for i, one in enumerate(runs):
+        for other in (r for r in runs[i + 1:] if (r.model, r.target, r.recipe) == (one.model, one.target, one.recipe)):
+            recipe = load_recipe(one.recipe)
+            for kernel in (k for k, c in one.contests.items() if c.finished and k in other.contests):
+                if not other.contests[kernel].finished:
+                    continue
+                first, second = (rank(run.contests[kernel], recipe).winner for run in (one, other))
+                same += first == second
+                names.append(f"{one.model} {kernel}" + ("" if first == second else f": {first} and {second}"))
+    if names:
+        print(f"{same} of {len(names)} contests that two runs finished have the same winner; not: "
+              f"{'; '.join(n for n in names if ': ' in n) or 'none'}")
 
 
 def say(found: dict[str, Calibration]) -> int:
