@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..schedules import store
 from ..schedules.promoted import Checks, PromotedSchedule
@@ -18,11 +17,9 @@ from ..schedules.store import Found, PromotedFile
 from .backend import BackendNotes
 from .check import KINDS
 from .errors import RequestError
+from .evidence import Evidence
 from .loader import RANDOM
 from .selection import PROMOTED
-
-if TYPE_CHECKING:
-    from .verify import Evidence
 
 NEEDED = ("agreement", "reference")  # kinds of checks, all passed
 
@@ -52,7 +49,7 @@ def require_promoted(notes: BackendNotes) -> tuple[Found, ...]:
     return notes.promoted
 
 
-def upgraded(row: PromotedSchedule, evidence: "Evidence", date: str) -> PromotedSchedule:
+def upgraded(row: PromotedSchedule, evidence: Evidence, date: str) -> PromotedSchedule:
     """The row with `verify`'s checks in its evidence. Of an earlier `verify`, kinds that weren't run again stay where the weights
     are the same."""
     old, counts = row.evidence, evidence.counts()
@@ -64,7 +61,7 @@ def upgraded(row: PromotedSchedule, evidence: "Evidence", date: str) -> Promoted
     return replace(row, evidence=proven, date=date)
 
 
-def upgrade(evidence: "Evidence", schedules: Path | None) -> list[Path]:
+def upgrade(evidence: Evidence, schedules: Path | None) -> list[Path]:
     """Write the rows that were in use to the first folder of the search path, with their new evidence. Returns the files.
 
     Raises:

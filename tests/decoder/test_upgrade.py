@@ -16,9 +16,9 @@ from tune_kernels.decoder import verify as verify_module
 from tune_kernels.decoder.check import Check, CheckResult
 from tune_kernels.decoder.cli import verify
 from tune_kernels.decoder.errors import RequestError
+from tune_kernels.decoder.evidence import Evidence
 from tune_kernels.decoder.selection import INTERPRETED, KERNELS
 from tune_kernels.decoder.upgrade import upgrade
-from tune_kernels.decoder.verify import Evidence
 from tune_kernels.kernels import bundle
 from tune_kernels.kernels.registry import default_schedule, store_key
 from tune_kernels.schedules import store
