@@ -85,7 +85,7 @@ def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress:
     shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
     toolchain = read_toolchain(targets, recipe.numerics)
     found = candidates(space, shapes, kernels, targets)
-    if space.name in shipped_names():
+    if request.space in shipped_names():
         found = with_those_in_place(found, recipe, shapes, kernels, targets, store.search_path(request.schedules))
     found = with_fixed(found, shape, recipe)
     out = _prepare(request.out, request.fresh)

@@ -52,7 +52,7 @@ num_stages = 4
 num_warps = 4
 maxnreg = [48, 128]
 """
-MERGES = 6  # variants of a sweep of merge alone: three of the space, and for each the quantisation after it
+MERGES = 7  # variants of a sweep of merge alone: three of the space, for each the quantisation after it, and the fold
 
 
 @pytest.fixture(scope="module")
