@@ -57,6 +57,9 @@ class Agreement:
     def __init__(self, decoder: Decoder, prompt: Sequence[int]) -> None:
         self.decoder, self.prompt = decoder, list(prompt)
         self.own = decoder.drafter
+        # Rounds on the device want a drafter that works: there the target drafts for itself, and a script overrules it.
+        on_device = decoder.model.notes.name == "triton"
+        self.overruled = SmallModelDrafter(decoder.model, decoder.capacity) if on_device else None
         self.prompts: set[tuple[int, ...]] = set()
         self.tokens_compared = 0
         self.emitted: list[int] = []
@@ -75,7 +78,7 @@ class Agreement:
                hits: Sequence[bool] = (True,)) -> ScriptedDrafter:
         """A scripted drafter that replays an AR run; this prompt's by default."""
         return ScriptedDrafter([*(prompt or self.prompt), *(ar or self.ar).token_ids], accepted,
-                               self.decoder.model.vocab_limit, hits)
+                               self.decoder.model.vocab_limit, hits, self.overruled)
 
     def same(self, result: Result, expected: Result) -> str:
         """What differs, or an empty string."""

@@ -29,19 +29,20 @@ from .stats import Stats
 
 
 class Span:
-    """A piece of work on the current stream of a GPU, from its start to its end. On a CPU it measures nothing."""
+    """A piece of work on a GPU's current stream, from its start to its end. On a CPU it measures nothing."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.start, self.end = (torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None for _ in range(2))
 
     def __enter__(self) -> "Span":
         if self.start is not None:
-            self.start.record()
+            self.start.record(torch.cuda.current_stream(self.device))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.end is not None:
-            self.end.record()
+            self.end.record(torch.cuda.current_stream(self.device))
 
     @property
     def seconds(self) -> float:
@@ -102,7 +103,7 @@ class Ahead:
         """What the drafter reads, as the target's stream has left it."""
         self.mirror.take(self.rounds.model.verified)
         if self.ready is not None:
-            self.ready.record()
+            self.ready.record(torch.cuda.current_stream(self.rounds.model.device))
 
     @contextlib.contextmanager
     def _drafting(self) -> Iterator[None]:
@@ -158,9 +159,10 @@ class Ahead:
 
     def _prepare(self, span: Span, length: int, most: int, drafted: bool) -> None:
         key = ("prepare", length, self.proposal.cache.chunks_for(most), drafted)
-        with self._drafting(), span:
-            self.graphs.run(key, lambda: self.prepare(length, most, drafted))
-            if not self.same_device:
+        with self._drafting():
+            with span:
+                self.graphs.run(key, lambda: self.prepare(length, most, drafted))
+            if not self.same_device:  # outside the span: a copy to another GPU waits for that one's stream
                 self.table.copy_(self.branches.table, non_blocking=True)
 
     def prepare(self, length: int, most: int, drafted: bool) -> None:

@@ -70,7 +70,7 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--allow-untuned", is_flag=True, help="Run the recipe's default schedule where none is promoted."),
         click.option("--no-graphs", is_flag=True, help="Launch every kernel from Python instead of replaying CUDA graphs."),
         click.option("--drafter", default="ngram", show_default=True, help="ngram, a folder of a small model or an EAGLE-3 "
-                     "checkpoint, or random:SEED."),
+                     "checkpoint, or random:SEED, with :SHAPE for a shape of its own."),
         click.option("--device", default=None, help="cpu, cuda, cuda:1; the first GPU where there is one."),
         click.option("--capacity", type=click.IntRange(min=1), default=None, help="Tokens of the KV cache; 4096 where the model "
                      "has as many positions."),
@@ -161,7 +161,7 @@ def _compare(decoder: Any, prompt: Any, options: dict[str, Any], as_json: bool) 
 @click.option("--context", default=600, show_default=True, help="Tokens of the reference check.")
 @click.option("--text-tokens", type=int, default=None, help="Tokens of the quality text; all of it where not given.")
 @click.option("--promote", is_flag=True, help="Where all checks pass, make them evidence of the promoted schedules in use, in "
-              "place of that from random weights; writes to --schedules, or the user's folder.")
+              "place of that from random weights; writes to --schedules, $TUNE_KERNELS_SCHEDULES or the user's folder.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/evidence.json"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The evidence as one JSON object on standard output.")
 @told
@@ -232,7 +232,8 @@ def _show_promoted(evidence: Any, written: Sequence[Path]) -> None:
 @click.option("--repeats", type=click.IntRange(min=1), default=None, help="The prompts file's where not given.")
 @click.option("--max-new-tokens", default=64, show_default=True)
 @click.option("--naive", is_flag=True, help="Run Hugging Face's model with its growing cache in turn, for comparison.")
-@click.option("--profile", is_flag=True, help="Time each kind of kernel of a pass on its own (triton backend).")
+@click.option("--profile", is_flag=True, help="Time each kind of kernel of a pass on its own, and "
+              "the pass without it (triton backend).")
 @click.option("--long", type=click.IntRange(min=1), default=None, help="One AR request of so many tokens as well, ends ignored: "
               "ms a token in windows of 1,024.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
@@ -296,9 +297,10 @@ def _show_more(record: dict[str, Any]) -> None:
         click.echo(f"tokens {window['first']} to {window['last']}: {window['ms_a_token']:.3f} ms a token")
     for count, kinds in record.get("profile", {}).get("rows", {}).items():
         table(f"one pass, rows: {count}; read ceiling {record['profile']['read_ceiling_tb_s']:.2f} TB/s",
-              ("kernel", "launches", "us", "us each", "share of pass", "TB/s", "share of ceiling"),
-              [(r["kind"], str(r["launches"]), f"{r['time_us']:.1f}", f"{r['time_us'] / r['launches']:.2f}", f"{r['share']:.3f}",
-                f"{r['bandwidth_tb_s']:.2f}", f"{r['ceiling_share']:.2f}") for r in kinds])
+              ("kernel", "launches", "us", "us each", "us added", "share of pass", "TB/s", "share of ceiling"),
+              [(r["kind"], str(r["launches"]), f"{r['time_us']:.1f}", f"{r['time_us'] / r['launches']:.2f}",
+                f"{r['adds_us']:.1f}", f"{r['share']:.3f}", f"{r['bandwidth_tb_s']:.2f}", f"{r['ceiling_share']:.2f}")
+               for r in kinds])
 
 
 def _show_bench(rows: list[dict[str, Any]], which: str) -> None:

@@ -103,6 +103,10 @@ def from_bench(path: Path) -> list[Prediction]:
     found = []
     for (mode, draft_length), sd in sorted(rows.items()):
         if mode == "sd":
+            if not sd["t_v_ms"]:
+                raise RequestError(f"{path}: SD's rounds ran whole on the device, which doesn't time their parts",
+                                   expected="t_v and t_d of rounds driven from Python",
+                                   action="bench --backend torch, or give --t-v and --t-d")
             ssd = rows.get(("ssd", draft_length), {})
             times = Times(sd["t_d_ms"], sd["t_v_ms"], max(sd["t_o_ms"], 0.0), ssd.get("t_sync_ms", 0.0))
             found.append(predict(times, draft_length, sd["tokens_per_round"], ssd.get("hit_rate", 0.0)))

@@ -95,7 +95,7 @@ class Rounds:
         if self.model.device.type != "cuda":
             return None
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self.model.device))
         return event
 
 

@@ -16,7 +16,7 @@ Row invariance: an output column of row r is one chain of BLOCK_K steps over one
 row tile, not the row count, sets the shape of the instruction; the grid only says who computes a tile. The K range of split
 s is steps [s * steps // split_k, (s + 1) * steps // split_k): fixed by K, BLOCK_K and split_k.
 
-Left out: the sum of the partials (the reader does it), activation quantisation, SwiGLU.
+Left out: the sum of the partials (the reader does it), activation quantisation.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -189,9 +189,10 @@ def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedu
 
 
 def _require_same(path: Path, old: PromotedFile | None, new: PromotedFile, instead_of: list[PromotedSchedule]) -> None:
-    places = {_place(row) for row in new.rows}
+    """A row of another toolchain or source isn't what was loaded, and gives way. Raises ScheduleError."""
+    keys = {_place(row): key_of(row) for row in new.rows}
     for row in old.rows if old else ():
-        if _place(row) in places and row not in instead_of:
+        if keys.get(_place(row)) == key_of(row) and row not in instead_of:
             raise ScheduleError(f"{path}: {row.kernel}: another row ({row.schedule_id}, {row.date}) is there now",
                                 expected="the row that was loaded", action="run it again, so that it starts from what is there")
 

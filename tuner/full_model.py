@@ -133,7 +133,7 @@ def _other_classes(ask: _Asked, said: Said, contest: Contest, ranking: Ranking, 
         founding = contest.founded is None and not other_recipe(recipe, place.schedule)
         if founding and kernel in said.accepted:
             found = ask({**said.accepted, kernel: place.name}, other_class=True, old=said.accepted)
-            if not found.failure and all(p.interval[1] < 1 for p in found.full_model.values()):
+            if not found.failure and found.full_model and all(p.interval[1] < 1 for p in found.full_model.values()):
                 said.accepted[kernel], said.agreement = place.name, found
                 return
     if faster:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tune_kernels.shapes.errors import ShapeError
-from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, load_model_shape, shipped_names
+from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, load_model_shape, shape_from_dict, shipped_names
 
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
         "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "rope_theta": 1000000.0,
@@ -103,3 +103,7 @@ def test_a_toml_shape_by_path_is_checked_too(tmp_path: Path) -> None:
     mine.write_text(shipped.read_text() + "\nnum_layer = 3\n")
     with pytest.raises(ShapeError, match=r"num_layer: unknown field \(did you mean 'num_layers'"):
         load_model_shape(str(mine))
+
+
+def test_a_head_as_it_was_written_before_it_had_a_type() -> None:
+    assert shape_from_dict({"N": 8, "K": 16}, "a file of before") == HeadShape(8, 16)

@@ -114,6 +114,14 @@ def test_the_first_promotion_founds_the_class_by_the_full_models_speed(run: Call
     assert not again.promoted.rows
 
 
+def test_another_class_is_not_taken_without_a_time(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the decoder runs neither: the head's logits variant."""
+    monkeypatch.setattr(FakeProbe, "time_step", lambda *_: {})
+    outcome = run(FakeMeasurer(step_us, class_of=by_width))
+    assert outcome.said.accepted == {"down": schedule_id(DEFAULT)}
+    assert "down" in outcome.said.would_differ
+
+
 def test_a_founding_class_whose_modes_disagree_is_refused(run: Callable[..., Outcome]) -> None:
     outcome = run(FakeMeasurer(step_us, class_of=by_width), FakeProbe(step_us, modes_differ=True))
     assert not outcome.promoted.rows
