@@ -179,12 +179,12 @@ def _killed(who: str, number: int) -> Died:
 
 @contextlib.contextmanager
 def scratch_folder(out: Path) -> Iterator[Path]:
-    """A folder for temporary files inside `out`, removed at the end; those of runs that were killed are removed too."""
+    """A folder for temporary files inside `out`, removed at the end. What killed runs left is removed now and at the end: their
+    workers may outlive them for a moment, and write."""
     place = out / "tmp"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        for old in place.iterdir():
-            _remove_if_left(old)
+        _clear(place)
         mine = Path(tempfile.mkdtemp(prefix="run-", dir=place))
         held = FileLock(mine / "held")
         held.acquire()
@@ -195,6 +195,14 @@ def scratch_folder(out: Path) -> Iterator[Path]:
     finally:
         held.release()
         _remove(mine)
+        _clear(place)
+
+
+def _clear(place: Path) -> None:
+    """Remove the scratch folders in here that no run holds."""
+    with contextlib.suppress(OSError):
+        for old in list(place.iterdir()):
+            _remove_if_left(old)
 
 
 def _remove_if_left(folder: Path) -> None:
