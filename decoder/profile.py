@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .device_cache import DeviceCache
+from .graphs import on
 from .triton_layer import Launched, launch_all
 from .triton_model import TritonModel
 
@@ -37,11 +38,12 @@ class KindRow:
 def read_ceiling_tb_s(device: torch.device) -> float:
     """TB/s of a reduction over a buffer much larger than L2."""
     buffer = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
-    return READ_BYTES / median_us(lambda: buffer.sum()) / 1e6
+    with on(device):
+        return READ_BYTES / median_us(lambda: buffer.sum()) / 1e6
 
 
 def median_us(run: Callable[[], object], replays: int = REPLAYS) -> float:
-    """Median time of `run` on the device, in microseconds."""
+    """Median time of `run` on the current GPU, in microseconds."""
     for _ in range(WARM_UP):
         run()
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
@@ -56,7 +58,7 @@ def median_us(run: Callable[[], object], replays: int = REPLAYS) -> float:
 def graph_us(model: TritonModel, cache: DeviceCache, launches: Iterable[Launched]) -> float:
     """Time of these launches in a graph of their own."""
     held = list(launches)
-    with model.lock, torch.inference_mode():
+    with model.lock, torch.inference_mode(), on(model.device):
         launch_all(held)
         return median_us(cache.graphs.capture(lambda: launch_all(held)).replay)
 

@@ -322,8 +322,6 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     fp8 = x.dtype == torch.float8_e4m3fn
     shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", bias is not None, 1 if x_lo is None else 2, swiglu)
     require((amax is not None) == (swiglu and fp8), "amax without swiglu of e4m3, or the reverse", "both or neither")
-    require(x_lo is None or (fp8 and x_lo.dtype == x.dtype and x_lo.shape == x.shape and x_lo.stride() == x.stride()),
-            "x_lo that isn't as x", "x and x_lo both e4m3, of one shape and strides")
     require(x.dtype == w.dtype and x.dtype in (torch.float8_e4m3fn, torch.bfloat16), f"x is {x.dtype}, w is {w.dtype}",
             "both float8_e4m3fn or both bfloat16")
     require(w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.shape)}, w {list(w.shape)}",
@@ -332,7 +330,7 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     require((x_scale is not None) == fp8 and (w_scale is not None) == fp8, f"scales with {x.dtype}",
             "x_scale and w_scale with e4m3, neither with bf16")
     require_contract(OPERATION, shape, schedule)
-    stride_xt = 16 if x_lo is None else (x_lo.data_ptr() - x.data_ptr()) // x.element_size()
+    stride_xt = term_stride(x, x_lo)
     require_strides(stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0))
     split = schedule.split_k > 1
     size = (schedule.split_k, rows, N) if split else (rows, N // 2 if swiglu else N)
@@ -356,6 +354,17 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
            stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0), stride_om=stride_om, stride_os=stride_os,
            **{name: tensor for name, tensor in pointers.items() if tensor is not None})
     return out
+
+
+def term_stride(x: "torch.Tensor", x_lo: "torch.Tensor | None") -> int:
+    """Elements from x to its second term; any stride that launchers take where there is none. Raises ContractError."""
+    import torch
+
+    if x_lo is None:
+        return 16
+    require(x.dtype == x_lo.dtype == torch.float8_e4m3fn and x_lo.shape == x.shape and x_lo.stride() == x.stride(),
+            "x_lo that isn't as x", "x and x_lo both e4m3, of one shape and strides")
+    return (x_lo.data_ptr() - x.data_ptr()) // x.element_size()
 
 
 def linear_grid(shape: LinearShape, schedule: LinearSchedule, num_sms: int) -> tuple[int]:

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule, HeadSchedule
 from ..shapes.model import HeadShape, KernelShape, ReduceShape
-from .linear import linear_reference, load_rows
+from .linear import linear_reference, load_rows, term_stride
 from .norm import no_instructions
 from .operation import (
     Instructions,
@@ -212,14 +212,11 @@ def _arguments(x: HeadInput, w: "torch.Tensor", w_scale: "torch.Tensor | None",
     require(x.x.dtype == w.dtype and w.dtype in (torch.bfloat16, torch.float8_e4m3fn), f"x is {x.x.dtype}, w is {w.dtype}",
             "both bfloat16 or both float8_e4m3fn")
     require((x.scale is not None) == fp8 == (w_scale is not None), f"scales with {w.dtype}", "both with e4m3, neither with bf16")
-    require(x.lo is None or (fp8 and x.lo.dtype == w.dtype and x.lo.shape == x.x.shape and x.lo.stride() == x.x.stride()),
-            "a second term that isn't as x", "x and lo both e4m3, of one shape and strides")
     require(w.shape[1] == K and x.x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.x.shape)}, w {list(w.shape)}",
             "x [rows, K] and w [N, K] with K contiguous")
     require(1 <= rows <= schedule.row_tile, f"{rows} rows", f"1 to {schedule.row_tile}, the row tile")
     require_contract(ARGMAX, shape, schedule)
-    stride_xt = 16 if x.lo is None else (x.lo.data_ptr() - x.x.data_ptr()) // x.x.element_size()
-    strides = {"stride_xm": x.x.stride(0), "stride_xt": stride_xt, "stride_wn": w.stride(0)}
+    strides = {"stride_xm": x.x.stride(0), "stride_xt": term_stride(x.x, x.lo), "stride_wn": w.stride(0)}
     require_strides(**strides)
     require_aligned(x=x.x, w=w, x_scale=x.scale, w_scale=w_scale)
     scales = {"x_scale_ptr": x.scale, "w_scale_ptr": w_scale} if fp8 else {}

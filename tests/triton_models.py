@@ -1,6 +1,6 @@
 """Tiny random models for the `triton` backend, which its kernels run in Triton's interpreter or on a GPU, and their drafters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,13 @@ def loader(device: str, recipe_of: Callable[..., Recipe]) -> Load:
         return Decoder.load("random:0", shape, recipe_of(recipe, CHUNK), backend=backend, device=device,
                             overrides={**SCHEDULES, **(changes or {})}, **{"capacity": CAPACITY, **options})
     return decoder
+
+
+def restored(decoder: Decoder) -> Iterator[Decoder]:
+    """For a fixture: what a test changes in a decoder that others share is put back."""
+    kept = dict(vars(decoder))
+    yield decoder
+    vars(decoder).update(kept)
 
 
 def eagle_decoder(load: Load, recipe: str, drafter_changes: dict[str, Schedule] | None = None) -> tuple[Decoder, Eagle3Drafter]:

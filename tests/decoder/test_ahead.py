@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from triton_models import CAPACITY, PROMPT, SHAPE, Load, eagle_decoder, loader
+from triton_models import CAPACITY, PROMPT, SHAPE, Load, eagle_decoder, loader, restored
 from tune_kernels.decoder import Decoder, resident
 from tune_kernels.decoder.ahead import Ahead
 from tune_kernels.decoder.branches import DeviceBranches
@@ -40,9 +40,7 @@ def loaded(load: Load) -> Decoder:
 @pytest.fixture
 def decoder(loaded: Decoder) -> Iterator[Decoder]:
     """A model with its equal as drafter; what a test changes in it is put back."""
-    kept = dict(vars(loaded))
-    yield loaded
-    vars(loaded).update(kept)
+    yield from restored(loaded)
 
 
 @pytest.fixture(scope="module")

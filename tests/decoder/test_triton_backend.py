@@ -21,6 +21,7 @@ from triton_models import (
     Load,
     eagle_decoder,
     loader,
+    restored,
 )
 from tune_kernels.decoder import Decoder, resident, rounds, triton_model
 from tune_kernels.decoder.device_cache import SLACK, DeviceCache, standing_in
@@ -62,9 +63,7 @@ def self_drafted(load: Load) -> Decoder:
 @pytest.fixture
 def decoder(self_drafted: Decoder) -> Iterator[Decoder]:
     """A model with itself as drafter; what a test changes in it is put back."""
-    kept = dict(vars(self_drafted))
-    yield self_drafted
-    vars(self_drafted).update(kept)
+    yield from restored(self_drafted)
 
 
 @pytest.fixture(scope="session")
