@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.shapes.errors import UserError
 from tune_kernels.tuner import gpu_state, pool, recording, survivors
 from tune_kernels.tuner.calibration import Calibration, calibrate, calibrate_on
 from tune_kernels.tuner.measure import Problem
@@ -121,4 +122,7 @@ def say(found: dict[str, Calibration]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as e:
+        sys.exit(f"error: {e}")
