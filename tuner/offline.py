@@ -151,6 +151,7 @@ def _compile(missing: list[Task], request: Request, out: Path, watch: Callable[[
     """Run what isn't known yet. A task whose worker died is told in this run's report and tried again in the next."""
     watch(progress)
     if not missing:
+        pool.clear_left(out)  # a run that was killed after its last record left nothing to do but this
         return {}
     found: dict[str, Record] = {}
     jobs = request.jobs or pool.default_jobs()

@@ -179,12 +179,11 @@ def _killed(who: str, number: int) -> Died:
 
 @contextlib.contextmanager
 def scratch_folder(out: Path) -> Iterator[Path]:
-    """A folder for temporary files inside `out`, removed at the end. What killed runs left is removed now and at the end: their
-    workers may outlive them for a moment, and write."""
+    """A folder for temporary files inside `out`, removed at the end. What killed runs left is removed too."""
     place = out / "tmp"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        _clear(place)
+        clear_left(out)
         mine = Path(tempfile.mkdtemp(prefix="run-", dir=place))
         held = FileLock(mine / "held")
         held.acquire()
@@ -195,13 +194,12 @@ def scratch_folder(out: Path) -> Iterator[Path]:
     finally:
         held.release()
         _remove(mine)
-        _clear(place)
 
 
-def _clear(place: Path) -> None:
-    """Remove the scratch folders in here that no run holds."""
+def clear_left(out: Path) -> None:
+    """Remove the scratch folders inside `out` that no run holds: those of runs that were killed."""
     with contextlib.suppress(OSError):
-        for old in list(place.iterdir()):
+        for old in list((out / "tmp").iterdir()):
             _remove_if_left(old)
 
 

@@ -262,6 +262,17 @@ def test_kill_at_random_moments_loses_nothing_finished(tmp_path: Path, tmp_path_
     assert not list((tmp_path / "tmp").iterdir()), "what killed runs left behind is cleared away"
 
 
+def test_a_run_with_nothing_to_compile_clears_what_a_killed_one_left(tmp_path: Path, space: str, swept: Path) -> None:
+    """One killed after its last record, before it removed its folder."""
+    out = tmp_path / "out"
+    shutil.copytree(swept, out)
+    left = out / "tmp" / "run-killed"
+    left.mkdir(parents=True)
+    (left / "held").touch()
+    assert sweep(request(out, space))["counts"]["cached"] == read_report(swept)["counts"]["variants"]
+    assert not left.exists()
+
+
 def test_two_sweeps_into_one_folder_lose_nothing(tmp_path: Path, space: str, swept: Path) -> None:
     """Tuning 13."""
     both = [subprocess.Popen(command(tmp_path, space, *kernels), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
