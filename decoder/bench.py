@@ -2,7 +2,8 @@
 
 Runs are interleaved: each repeat of each prompt decodes with every configuration in turn. A figure is the median
 over prompts and repeats of the ratio to the AR run of the same prompt and repeat; outputs are compared, and a run
-whose tokens differ fails the benchmark. Rates are of decode alone; a second column includes the prompt.
+whose tokens differ fails the benchmark. Rates are of decode alone; a second column includes the prompt. On a GPU a repeat
+goes before them that isn't timed: it loads kernels and captures graphs, half a second for each that there is.
 
 The naive decoders (naive.py) may run in turn with them, for comparison: as many tokens as AR made, and the share of requests
 with AR's tokens is shown, not demanded.
@@ -19,6 +20,7 @@ import torch
 
 from .engine import Decoder, Result, torch_device
 from .errors import RequestError
+from .graphs import EAGER_RUNS
 from .naive import Naive
 from .scripted import ScriptedDrafter
 from .stats import Stats
@@ -89,14 +91,14 @@ def scripted_hits(rate: float) -> list[bool]:
 
 def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chosen: list[Config], max_new_tokens: int,
             tau: float | None, branches: int, progress: Callable[[str], None], naive: Naive | None = None) -> Iterator[Run]:
-    """Every run, interleaved."""
+    """Every run, interleaved; those that warm up have a negative repeat."""
     own = decoder.drafter
-    for repeat in range(repeats):
+    for repeat in range(-warm_up_repeats(decoder), repeats):
         for prompt in prompts:
             ids = prompt_ids(decoder, prompt["text"])
             ar: Result | None = None
             for config in chosen:
-                progress(f"repeat {repeat + 1} of {repeats}: {prompt['name']}, {config.label}")
+                progress(f"{which_repeat(repeat, repeats)}: {prompt['name']}, {config.label}")
                 if tau is not None and ar is not None:
                     decoder.drafter = ScriptedDrafter([*ids, *ar.token_ids], scripted_pattern(tau),
                                                       decoder.model.vocab_limit, inner=own)
@@ -105,12 +107,21 @@ def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chose
                 ar = ar or result
                 yield Run(config, prompt["name"], prompt["kind"], repeat, result.stats, result.token_ids == ar.token_ids)
             decoder.drafter = own
-            if naive is not None and ar is not None:
+            if naive is not None and ar is not None and repeat >= 0:
                 for config in naive_configs(chosen):
-                    progress(f"repeat {repeat + 1} of {repeats}: {prompt['name']}, {config.label}")
+                    progress(f"{which_repeat(repeat, repeats)}: {prompt['name']}, {config.label}")
                     mode = config.mode.removeprefix(NAIVE)
                     tokens, stats = naive.run(mode, ids, len(ar.token_ids), config.draft_length)
                     yield Run(config, prompt["name"], prompt["kind"], repeat, stats, tokens == ar.token_ids)
+
+
+def warm_up_repeats(decoder: Decoder) -> int:
+    """As many as it takes until a pass is replayed from its graph; none where there are no graphs."""
+    return EAGER_RUNS if decoder.model.device.type == "cuda" else 0
+
+
+def which_repeat(repeat: int, repeats: int) -> str:
+    return "warming up" if repeat < 0 else f"repeat {repeat + 1} of {repeats}"
 
 
 def naive_baseline(decoder: Decoder, weights: str, model: str | None, drafter: str | None, device: str | None) -> Naive:
@@ -125,7 +136,7 @@ def naive_configs(chosen: list[Config]) -> list[Config]:
 
 
 def all_same(runs: list[Run]) -> bool:
-    """Whether every run but the naive ones made AR's tokens."""
+    """Whether every run but the naive ones made AR's tokens, those that warm up included."""
     return all(run.same_as_ar for run in runs if not run.config.is_naive)
 
 
@@ -140,8 +151,8 @@ def prompt_ids(decoder: Decoder, text: str) -> list[int]:
 
 def summary(runs: list[Run], kind: str | None = None) -> list[dict[str, Any]]:
     """One row a configuration, over the prompts of one kind or all: medians of per-request figures; tau and acceptance
-    pooled."""
-    picked = [run for run in runs if kind in (None, run.kind)]
+    pooled. Runs that warm up don't count."""
+    picked = [run for run in runs if kind in (None, run.kind) and run.repeat >= 0]
     base = {(r.prompt, r.repeat): r.stats for r in picked if r.config.mode == "ar"}
     rows = []
     for config in dict.fromkeys(run.config for run in picked):

@@ -1,0 +1,52 @@
+"""What `bench` counts: runs that warm up show in no figure, and yet must make AR's tokens."""
+
+from collections.abc import Callable
+
+import pytest
+from tune_kernels.decoder import Decoder, bench
+from tune_kernels.decoder.graphs import EAGER_RUNS
+from tune_kernels.schedules.recipe import Recipe
+from tune_kernels.shapes.model import ModelShape
+
+PROMPTS = [{"name": name, "kind": name, "text": text} for name, text in (("code", "def f(x):"), ("prose", "It was"))]
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_shape: ModelShape, recipe_of: Callable[..., Recipe]) -> Decoder:
+    return Decoder.load("random:1", model=tiny_shape, recipe=recipe_of("fp32"), capacity=200, drafter="ngram")
+
+
+def run(decoder: Decoder) -> tuple[list[bench.Run], list[str]]:
+    """Two repeats of AR and SD, and what was said of them."""
+    said: list[str] = []
+    chosen = bench.configs(("ar", "sd"), (2,))
+    return list(bench.run_all(decoder, PROMPTS, 2, chosen, 8, None, 2, said.append)), said
+
+
+def test_nothing_warms_up_where_there_are_no_graphs(decoder: Decoder) -> None:
+    runs, said = run(decoder)
+    assert [r.repeat for r in runs] == [0] * 4 + [1] * 4
+    assert said[0] == "repeat 1 of 2: code, ar"
+
+
+def test_runs_that_warm_up_are_in_no_figure(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as it takes until each pass comes from its graph."""
+    monkeypatch.setattr(bench, "warm_up_repeats", lambda decoder: EAGER_RUNS)
+    runs, said = run(decoder)
+    assert sum(r.repeat < 0 for r in runs) == 4 * EAGER_RUNS
+    assert said[0] == "warming up: code, ar"
+    for r in runs:
+        if r.repeat < 0:
+            r.stats.decode_s = 1e9
+    rows = bench.summary(runs)
+    assert [row["requests"] for row in rows] == [4, 4]
+    assert all(row["tokens_per_s"] > 1 for row in rows)
+    assert [row["requests"] for row in bench.summary(runs, "code")] == [2, 2]
+
+
+def test_a_warm_up_run_with_other_tokens_fails_the_benchmark(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "warm_up_repeats", lambda decoder: 1)
+    runs, _ = run(decoder)
+    assert bench.all_same(runs)
+    runs[1] = bench.Run(**{**vars(runs[1]), "same_as_ar": False})
+    assert not bench.all_same(runs)
