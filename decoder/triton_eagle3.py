@@ -110,7 +110,7 @@ class TritonEagle3Model:
                 self.reduced[:rows].copy_(summed(y))
         else:
             prefill_linear(x, self.fc.w, self.reduced, rows=rows, x_scale=scale, w_scale=self.fc.scale,
-                           schedule=FIXED["prefill_linear"].schedule, numerics=numerics)
+                           numerics=numerics)
         return self.reduced
 
     @torch.inference_mode()

@@ -234,7 +234,7 @@ class Prefill(Phase):
                rows: int) -> None:
         """See Phase."""
         prefill_linear(x, weights.w, out[0], rows=rows, x_scale=scale, w_scale=weights.scale, bias=weights.bias,
-                       schedule=FIXED["prefill_linear"].schedule, numerics=self.numerics)
+                       numerics=self.numerics)
 
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
         """See Phase."""
@@ -246,6 +246,5 @@ class Prefill(Phase):
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase."""
         yield "attention", lambda: prefill_attention(self.space.q, cache.keys[index], cache.values[index], length, self.out,
-                                                     rows=rows, schedule=FIXED["prefill_attention"].schedule,
-                                                     numerics=self.numerics)
+                                                     rows=rows, numerics=self.numerics)
         yield from self.narrow(self.out, rows)

@@ -34,7 +34,7 @@ from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from .workspace import new_workspace, splits
 
 PREFILL_ROWS = 2048  # rows of one pass over a prompt; the bits don't depend on it
-FEWEST_ROWS = 128  # a prefill pass is filled up to: one tile of rows costs what a part of it does
+FEWEST_ROWS = 64  # a prefill pass is filled up to: one tile of rows costs what a part of it does
 
 
 class TritonModel:

@@ -3,8 +3,7 @@ that they take in a model.
 
 A shape follows from the model, the recipe and the schedules of the neighbours: a norm sums as many partials as the linear before
 it leaves, a quantisation reads as many maxima as the merge or gate_up before it writes. A kernel has no shape where what it
-serves isn't there. All take part in programmatic dependent launch, or they would hold up those that do; the kernels of a prompt's
-pass are long, and don't.
+serves isn't there. All take part in programmatic dependent launch, or they would hold up those that do.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -110,6 +109,8 @@ def rope_shapes(beside: Beside) -> Iterable[KernelShape]:
     model = beside.model
     for split_k in beside.partials("qkv"):
         yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, split_k)
+    if beside.has("qkv"):
+        yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, 1, rope.PROMPT_ROWS)
 
 
 def walk_shapes(beside: Beside) -> Iterable[KernelShape]:
@@ -198,8 +199,9 @@ FIXED: dict[str, FixedKernel] = {
     "quantise": FixedKernel(activation.QUANTISE, FixedSchedule(num_warps=8, pdl=True), quantise_shapes),
     "quantise_row": FixedKernel(activation.QUANTISE, FixedSchedule(num_warps=32, pdl=True), quantise_row_shapes),
     "swiglu": FixedKernel(activation.SWIGLU, FixedSchedule(num_warps=8, pdl=True), swiglu_shapes),
-    "prefill_linear": FixedKernel(prefill.LINEAR, FixedSchedule(num_warps=8), prefill_linear_shapes),
-    "prefill_attention": FixedKernel(prefill.ATTENTION, FixedSchedule(num_warps=8), prefill_attention_shapes),
+    "prefill_linear": FixedKernel(prefill.LINEAR, prefill.WIDE, prefill_linear_shapes),
+    "prefill_linear_narrow": FixedKernel(prefill.LINEAR, prefill.NARROW, prefill_linear_shapes),
+    "prefill_attention": FixedKernel(prefill.ATTENTION, prefill.ATTENTION_SCHEDULE, prefill_attention_shapes),
     "lm_head_reduce": FixedKernel(lm_head.REDUCE, lm_head.REDUCE_SCHEDULE, reduce_shapes),
     "accept": FixedKernel(accept.ACCEPT, FixedSchedule(num_warps=1, pdl=True), accept_shapes),
     "draft_token": FixedKernel(accept.DRAFT_TOKEN, FixedSchedule(num_warps=1, pdl=True), draft_token_shapes),

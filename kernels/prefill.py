@@ -5,38 +5,56 @@
                 over the keys of the cache (Dao 2023, arXiv 2307.08691)
 
 Same weights, same cache and same scale rules as decode; another order of sums, so the last bits may differ from a decode pass.
-A row's bits don't depend on where its tile begins: an output is one chain of BLOCK_K steps, and a row of attention walks key
-steps that begin at multiples of BLOCK_N, those past its end leaving it alone. So a prompt gives the same bits however it is
-cut into chunks.
+A row's bits don't depend on where its tile begins, nor on how many columns it has: an output is one chain of BLOCK_K steps, and
+a row of attention walks key steps that begin at multiples of BLOCK_N, those past its end leaving it alone. So a prompt gives the
+same bits however it is cut into chunks, and narrow tiles may take over where wide ones are too few to keep the GPU busy.
+
+The products of first terms are promoted to fp32 at each step. Those of second terms count a sixteenth, and so does the error of
+their sum: they are never promoted, which saves half of what promotion costs.
 """
 
 from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
-from ..schedules.schedule import FixedSchedule
+from ..schedules.schedule import PrefillSchedule
 from ..shapes.model import AttentionShape, LinearShape
 from .attention import attention_instructions, attention_step
 from .linear import linear_instructions
 from .norm import terms
-from .operation import Launch, Operation, common_contract, options, power_of_two, require, require_aligned, require_strides
+from .operation import (
+    Launch,
+    Operation,
+    common_contract,
+    num_sms,
+    options,
+    power_of_two,
+    require,
+    require_aligned,
+    require_strides,
+)
 
 if TYPE_CHECKING:
     import torch
 
-BLOCK_M, BLOCK_N, GROUP_M = 128, 128, 8  # one tile of rows and columns; row tiles that follow each other share weights in L2
-LINEAR_STAGES, ATTENTION_STAGES = 3, 2
+WIDE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=128, num_stages=3)
+NARROW = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=4)  # where there are fewer wide tiles than SMs
+GROUP_M = 8  # row tiles that follow each other and share weights in L2
 ROW_BYTES = 128  # of one BLOCK_K step
-QUERIES, KEYS = 128, 64  # rows and keys of one attention step
+ATTENTION_SCHEDULE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=3)  # rows and keys of one step
 
 
 @triton.jit(do_not_specialize=["rows"])
 def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
                           stride_om, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                          BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, PROMOTE: tl.constexpr):
+                          BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, PROMOTE: tl.constexpr, PDL: tl.constexpr):
     """Grid: (row tiles * column tiles), GROUP_M row tiles a column first."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     pid = tl.program_id(0)
     num_m = tl.cdiv(rows, BLOCK_M)
     NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -52,6 +70,7 @@ def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias
     live = (offs_m < rows)[:, None]
     there = (offs_n < N)[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    low = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k0 in tl.range(0, K, BLOCK_K):
         x_mask = live
         w_mask = there
@@ -62,7 +81,9 @@ def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias
         acc = tl.dot(tl.load(x_ptr + x_rows + k0, mask=x_mask, other=0.0), w.T, acc, max_num_imprecise_acc=PROMOTE)
         if x_lo_ptr is not None:
             x_lo = tl.load(x_lo_ptr + x_rows + k0, mask=x_mask, other=0.0)
-            acc += tl.dot(x_lo, w.T, max_num_imprecise_acc=PROMOTE) * 0.0625  # 1 / LO_FACTOR
+            low = tl.dot(x_lo, w.T, low)
+    if x_lo_ptr is not None:
+        acc = acc + low * 0.0625  # 1 / LO_FACTOR
     if x_scale_ptr is not None:
         x_scale = tl.load(x_scale_ptr + offs_m, mask=offs_m < rows, other=0.0)
         w_scale = tl.load(w_scale_ptr + offs_n, mask=offs_n < N, other=0.0)
@@ -76,8 +97,11 @@ def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias
 @triton.jit(do_not_specialize=["rows"])
 def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows, stride_kt, stride_kh, stride_vt, stride_vh,
                              NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
-                             BLOCK_N: tl.constexpr):
+                             BLOCK_N: tl.constexpr, PDL: tl.constexpr):
     """Grid: (row tiles, num_heads)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(1)
     length = tl.load(length_ptr)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -104,52 +128,59 @@ def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows
     tl.store(o_ptr + place, (acc / l[:, None]).to(tl.bfloat16), mask=live[:, None])
 
 
-def prefill_linear_launch(shape: LinearShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+def prefill_linear_launch(shape: LinearShape, schedule: PrefillSchedule, numerics: Numerics) -> Launch:
     """The artefact of one linear: the same for every number of rows."""
     fp8 = shape.dtype == "e4m3"
     element = "*fp8e4nv" if fp8 else "*bf16"
-    constants: dict[str, Any] = {"N": shape.N, "K": shape.K, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
+    constants: dict[str, Any] = {"N": shape.N, "K": shape.K, "BLOCK_M": schedule.BLOCK_M, "BLOCK_N": schedule.BLOCK_N,
                                  "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M,
-                                 "PROMOTE": min(numerics.promote_every, ROW_BYTES) or None if fp8 else None}
+                                 "PROMOTE": min(numerics.promote_every, ROW_BYTES) or None if fp8 else None,
+                                 "PDL": schedule.pdl}
     constants |= {} if fp8 else {"x_lo_ptr": None, "x_scale_ptr": None, "w_scale_ptr": None}
     constants |= {} if shape.bias else {"bias_ptr": None}
     types = {**dict.fromkeys(("x_ptr", "x_lo_ptr", "w_ptr"), element), **dict.fromkeys(("x_scale_ptr", "w_scale_ptr"), "*fp32"),
              "bias_ptr": "*bf16", "out_ptr": "*bf16",
              **dict.fromkeys(("rows", "stride_xm", "stride_wn", "stride_om"), "i32")}
-    return Launch(prefill_linear_kernel, types, constants, {**options(schedule, numerics), "num_stages": LINEAR_STAGES})
+    return Launch(prefill_linear_kernel, types, constants, options(schedule, numerics))
 
 
-def prefill_linear_contract(shape: LinearShape, schedule: FixedSchedule) -> str | None:
+def prefill_linear_contract(shape: LinearShape, schedule: PrefillSchedule) -> str | None:
     """Why a shape and a schedule can't go together, or None."""
     if shape.swiglu:
         return "swiglu is a kernel of its own in a prompt's pass"
     return common_contract(schedule)
 
 
-def prefill_attention_launch(shape: AttentionShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+def prefill_attention_launch(shape: AttentionShape, schedule: PrefillSchedule, numerics: Numerics) -> Launch:
     """The artefact of one shape: the same for every number of rows, length and cache layout."""
     types = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32", "scale": "fp32",
              **dict.fromkeys(("rows", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
     constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim,
-                                 "BLOCK_M": QUERIES, "BLOCK_N": KEYS}
-    return Launch(prefill_attention_kernel, types, constants, {**options(schedule, numerics), "num_stages": ATTENTION_STAGES})
+                                 "BLOCK_M": schedule.BLOCK_M, "BLOCK_N": schedule.BLOCK_N, "PDL": schedule.pdl}
+    return Launch(prefill_attention_kernel, types, constants, options(schedule, numerics))
 
 
-def prefill_attention_contract(shape: AttentionShape, schedule: FixedSchedule) -> str | None:
+def prefill_attention_contract(shape: AttentionShape, schedule: PrefillSchedule) -> str | None:
     """Why a shape and a schedule can't go together, or None."""
     return power_of_two("head_dim", shape.head_dim, 16, 256) or common_contract(schedule)
 
 
-LINEAR = Operation(prefill_linear_kernel, FixedSchedule, prefill_linear_contract, prefill_linear_launch, linear_instructions)
-ATTENTION = Operation(prefill_attention_kernel, FixedSchedule, prefill_attention_contract, prefill_attention_launch,
+LINEAR = Operation(prefill_linear_kernel, PrefillSchedule, prefill_linear_contract, prefill_linear_launch, linear_instructions)
+ATTENTION = Operation(prefill_attention_kernel, PrefillSchedule, prefill_attention_contract, prefill_attention_launch,
                       attention_instructions)
 
 
-def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
-                   numerics: Numerics, x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
-                   bias: "torch.Tensor | None" = None) -> None:
+def prefill_schedule(rows: int, N: int, sms: int) -> PrefillSchedule:
+    """The tiles of a linear on a GPU of `sms` multiprocessors."""
+    tiles = triton.cdiv(rows, WIDE.BLOCK_M) * triton.cdiv(N, WIDE.BLOCK_N)
+    return WIDE if tiles > sms else NARROW
+
+
+def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *, rows: int, numerics: Numerics,
+                   x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
+                   bias: "torch.Tensor | None" = None, schedule: PrefillSchedule | None = None) -> None:
     """x [2, >= rows, K], the terms of e4m3 activations, and w [N, K] e4m3 with scales [>= rows], [N] fp32; or x [1, >= rows, K]
-    and w in bf16 without; out [>= rows, N] bf16; bias [N] bf16.
+    and w in bf16 without; out [>= rows, N] bf16; bias [N] bf16. schedule: WIDE or NARROW; by rows, N and GPU where not given.
 
     Raises:
         ContractError: tensors that don't go together.
@@ -163,13 +194,15 @@ def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *,
     require_aligned(x=hi, x_lo=lo, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
     given = {"x_lo_ptr": lo, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
     shape = LinearShape(N, K, "bf16" if x_scale is None else "e4m3", bias is not None, 1 if lo is None else 2)
-    prefill_linear_launch(shape, schedule, numerics)(
-        (triton.cdiv(rows, BLOCK_M) * triton.cdiv(N, BLOCK_N),), x_ptr=hi, w_ptr=w, out_ptr=out, rows=rows, **strides,
+    tiles = schedule or prefill_schedule(rows, N, num_sms(x))
+    prefill_linear_launch(shape, tiles, numerics)(
+        (triton.cdiv(rows, tiles.BLOCK_M) * triton.cdiv(N, tiles.BLOCK_N),), x_ptr=hi, w_ptr=w, out_ptr=out, rows=rows, **strides,
         **{name: tensor for name, tensor in given.items() if tensor is not None})
 
 
 def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor",
-                      out: "torch.Tensor", *, rows: int, schedule: FixedSchedule, numerics: Numerics) -> None:
+                      out: "torch.Tensor", *, rows: int, numerics: Numerics,
+                      schedule: PrefillSchedule = ATTENTION_SCHEDULE) -> None:
     """q, out [>= rows, num_heads, head_dim] bf16, contiguous; caches [slots, num_kv_heads, head_dim]; length [1] int32 on the
     device: tokens in the cache before the first row, whose own keys are already there.
 
@@ -185,5 +218,5 @@ def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torc
     require_strides(**strides)
     require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, out=out)
     prefill_attention_launch(AttentionShape(num_heads, num_kv_heads, head_dim), schedule, numerics)(
-        (triton.cdiv(rows, QUERIES), num_heads), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, o_ptr=out,
+        (triton.cdiv(rows, schedule.BLOCK_M), num_heads), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, o_ptr=out,
         scale=head_dim**-0.5, rows=rows, **strides)

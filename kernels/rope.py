@@ -23,26 +23,29 @@ from .operation import Launch, Operation, common_contract, options, require, req
 if TYPE_CHECKING:
     import torch
 
+FEW_ROWS, PROMPT_ROWS = 16, 8  # up to so many rows a program takes one, and beyond so many: a prompt has too many of them
 
-@triton.jit
-def rope_kernel(qkv_ptr, cos_ptr, sin_ptr, length_ptr, q_ptr, k_ptr, v_ptr, stride_pm, stride_ps, stride_kt, stride_kh,
+
+@triton.jit(do_not_specialize=["rows"])
+def rope_kernel(qkv_ptr, cos_ptr, sin_ptr, length_ptr, q_ptr, k_ptr, v_ptr, rows, stride_pm, stride_ps, stride_kt, stride_kh,
                 stride_vt, stride_vh, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-                SPLIT_K: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (rows, num_heads + 2 num_kv_heads)."""
-    row = tl.program_id(0)
+                SPLIT_K: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr):
+    """Grid: (tiles of ROWS rows, num_heads + 2 num_kv_heads)."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     head = tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
-    offs = tl.arange(0, HALF)
+    offs = tl.arange(0, HALF)[None, :]
+    mask = (row < rows) & (offs < HALF)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     position = (tl.load(length_ptr) + row).to(tl.int64)
     base = row * stride_pm + head * HEAD_DIM + offs
-    low = sum_partials(qkv_ptr, base, stride_ps, offs < HALF, SPLIT_K)
-    high = sum_partials(qkv_ptr, base + HALF, stride_ps, offs < HALF, SPLIT_K)
+    low = sum_partials(qkv_ptr, base, stride_ps, mask, SPLIT_K)
+    high = sum_partials(qkv_ptr, base + HALF, stride_ps, mask, SPLIT_K)
     if head < NUM_HEADS + NUM_KV_HEADS:
-        cos = tl.load(cos_ptr + position * HALF + offs)
-        sin = tl.load(sin_ptr + position * HALF + offs)
+        cos = tl.load(cos_ptr + position * HALF + offs, mask=mask, other=0.0)
+        sin = tl.load(sin_ptr + position * HALF + offs, mask=mask, other=0.0)
         rotated = low * cos - high * sin
         high = high * cos + low * sin
         low = rotated
@@ -52,8 +55,8 @@ def rope_kernel(qkv_ptr, cos_ptr, sin_ptr, length_ptr, q_ptr, k_ptr, v_ptr, stri
         out = k_ptr + position * stride_kt + (head - NUM_HEADS) * stride_kh + offs
     else:
         out = v_ptr + position * stride_vt + (head - NUM_HEADS - NUM_KV_HEADS) * stride_vh + offs
-    tl.store(out, low.to(tl.bfloat16))
-    tl.store(out + HALF, high.to(tl.bfloat16))
+    tl.store(out, low.to(tl.bfloat16), mask=mask)
+    tl.store(out + HALF, high.to(tl.bfloat16), mask=mask)
 
 
 def rope_contract(shape: RopeShape, schedule: FixedSchedule) -> str | None:
@@ -66,10 +69,10 @@ def rope_contract(shape: RopeShape, schedule: FixedSchedule) -> str | None:
 def rope_launch(shape: RopeShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """The artefact of one shape: the same for every row count, position and cache layout."""
     types = {"qkv_ptr": "*bf16" if shape.split_k == 1 else "*fp32", "cos_ptr": "*fp32", "sin_ptr": "*fp32",
-             "length_ptr": "*i32", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16",
+             "length_ptr": "*i32", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "rows": "i32",
              **dict.fromkeys(("stride_pm", "stride_ps", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
     constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "NUM_KV_HEADS": shape.num_kv_heads, "HEAD_DIM": shape.head_dim,
-                                 "SPLIT_K": shape.split_k, "PDL": schedule.pdl}
+                                 "SPLIT_K": shape.split_k, "ROWS": shape.rows, "PDL": schedule.pdl}
     return Launch(rope_kernel, types, constants, options(schedule, numerics))
 
 
@@ -88,15 +91,15 @@ def rope_append(qkv: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor", l
         ContractError: tensors that don't go together.
     """
     _, num_heads, head_dim = q.shape
-    shape = RopeShape(num_heads, k_cache.shape[1], head_dim, qkv.shape[0])
+    shape = RopeShape(num_heads, k_cache.shape[1], head_dim, qkv.shape[0], 1 if rows <= FEW_ROWS else PROMPT_ROWS)
     heads = num_heads + 2 * shape.num_kv_heads
     require(qkv.shape[2] == heads * head_dim, f"qkv {list(qkv.shape)}", f"{heads * head_dim} columns")
     strides = {"stride_pm": qkv.stride(1), "stride_ps": qkv.stride(0), "stride_kt": k_cache.stride(0),
                "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0), "stride_vh": v_cache.stride(1)}
     require_strides(**strides)
     require_aligned(qkv=qkv, cos=cos, sin=sin, length=length, q=q, k_cache=k_cache, v_cache=v_cache)
-    rope_launch(shape, schedule, numerics)((rows, heads), qkv_ptr=qkv, cos_ptr=cos, sin_ptr=sin, length_ptr=length, q_ptr=q,
-                                           k_ptr=k_cache, v_ptr=v_cache, **strides)
+    rope_launch(shape, schedule, numerics)((triton.cdiv(rows, shape.rows), heads), rows=rows, qkv_ptr=qkv, cos_ptr=cos,
+                                           sin_ptr=sin, length_ptr=length, q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, **strides)
 
 
 def rope_reference(y: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor") -> "torch.Tensor":

@@ -89,9 +89,19 @@ class FixedSchedule:
     pdl: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrefillSchedule(FixedSchedule):
+    """Schedule of a kernel of a prompt's pass that has tiles. BLOCK_M: rows; BLOCK_N: columns, or keys a step."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    num_stages: int
+
+
 Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
 
-KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule)
+KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule,
+                                     PrefillSchedule)
 CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma")}
 MAY_BE_ZERO = ("blocks_per_sm",)
 

@@ -92,12 +92,13 @@ class NormShape:
 
 @dataclass(frozen=True)
 class RopeShape:
-    """Rotary embedding and KV append: the qkv of a row. split_k as in NormShape; at least 1."""
+    """Rotary embedding and KV append: the qkv of a row. split_k as in NormShape; at least 1. rows: that a program takes."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     split_k: int
+    rows: int = 1
 
 
 @dataclass(frozen=True)

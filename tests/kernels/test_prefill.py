@@ -9,13 +9,22 @@ from tune_kernels.kernels.attention import attention_reference
 from tune_kernels.kernels.linear import linear_reference
 from tune_kernels.kernels.norm import quantise_reference
 from tune_kernels.kernels.operation import ContractError
-from tune_kernels.kernels.prefill import BLOCK_M, BLOCK_N, GROUP_M, KEYS, QUERIES, prefill_attention, prefill_linear
+from tune_kernels.kernels.prefill import (
+    ATTENTION_SCHEDULE,
+    GROUP_M,
+    NARROW,
+    WIDE,
+    prefill_attention,
+    prefill_linear,
+    prefill_schedule,
+)
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.schedules.schedule import FixedSchedule
+from tune_kernels.schedules.schedule import PrefillSchedule
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
-SCHEDULE = FixedSchedule(num_warps=8)
+BLOCK_M, BLOCK_N = WIDE.BLOCK_M, WIDE.BLOCK_N
+QUERIES, KEYS = ATTENTION_SCHEDULE.BLOCK_M, ATTENTION_SCHEDULE.BLOCK_N
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ def operands(case: Case, rows: int, device: str) -> dict[str, Any]:
     return found
 
 
-def run_linear(tensors: dict[str, Any], rows: int, first: int = 0) -> Any:
+def run_linear(tensors: dict[str, Any], rows: int, first: int = 0, schedule: PrefillSchedule | None = WIDE) -> Any:
     """Rows from `first` on, into a poisoned buffer with room for one more and strides of its own."""
     import torch
 
@@ -68,7 +77,7 @@ def run_linear(tensors: dict[str, Any], rows: int, first: int = 0) -> Any:
     scale = tensors["x_scale"][first:].clone() if "x_scale" in tensors else None
     out = torch.full((rows + 1, tensors["w"].shape[0] + 32), float("nan"), dtype=torch.bfloat16, device=x.device)
     prefill_linear(part, tensors["w"], out[:, :-32], rows=rows, x_scale=scale, w_scale=tensors.get("w_scale"),
-                   bias=tensors.get("bias"), schedule=SCHEDULE, numerics=NUMERICS)
+                   bias=tensors.get("bias"), schedule=schedule, numerics=NUMERICS)
     assert out[rows].isnan().all() and out[:, -32:].isnan().all(), "written past the last row or column"
     return out[:rows, :-32]
 
@@ -76,11 +85,14 @@ def run_linear(tensors: dict[str, Any], rows: int, first: int = 0) -> Any:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 @pytest.mark.parametrize("rows", [1, 5, BLOCK_M - 1, BLOCK_M, BLOCK_M + 1])
 def test_linear_equals_fp64(case: Case, rows: int, device: str) -> None:
+    """In wide tiles; narrow ones give the same bytes, so that a prompt of any length may change from one to the other."""
     tensors = operands(case, rows, device)
     x = tensors["x"][:, :rows]
     terms = {"x": x[0], "x_lo": x[1], "x_scale": tensors["x_scale"][:rows]} if case.fp8 else {"x": x[0]}
     expected = linear_reference(**terms, w=tensors["w"], w_scale=tensors.get("w_scale"), bias=tensors.get("bias"))
-    assert_close(run_linear(tensors, rows), expected, rms=4e-3, worst=2e-1, what=case.name)
+    found = run_linear(tensors, rows)
+    assert_close(found, expected, rms=4e-3, worst=2e-1, what=case.name)
+    assert_same_bytes(run_linear(tensors, rows, schedule=NARROW), found, "narrow tiles")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -96,11 +108,19 @@ def test_a_linear_gives_the_same_bytes_however_its_rows_are_cut(case: Case, devi
         assert_same_bytes(torch.cat(parts), whole, f"cut at {cut}")
 
 
-def test_row_tiles_past_one_group(device: str) -> None:
+def test_tiles_are_narrow_where_wide_ones_would_leave_multiprocessors_idle() -> None:
+    """Qwen2.5-7B on an H200: `down` of a prompt of 256 tokens, and of one token more than makes up for it."""
+    assert prefill_schedule(256, 3584, 132) == NARROW
+    assert prefill_schedule(4 * BLOCK_M + 1, 3584, 132) == WIDE
+    assert prefill_schedule(1, 37888, 132) == WIDE
+
+
+@pytest.mark.parametrize("schedule", [WIDE, NARROW, None], ids=["wide", "narrow", "either"])
+def test_row_tiles_past_one_group(schedule: PrefillSchedule | None, device: str) -> None:
     """The walk of the grid, row tiles in groups, covers every tile once."""
     rows = GROUP_M * BLOCK_M + 3 * BLOCK_M // 2
     tensors = operands(Case("groups", N=2 * BLOCK_N + 16, K=16), rows, device)
-    found = run_linear(tensors, rows)
+    found = run_linear(tensors, rows, schedule=schedule)
     x = tensors["x"][:, :rows]
     expected = linear_reference(x[0], tensors["w"], tensors["x_scale"][:rows], tensors["w_scale"], x_lo=x[1])
     assert_close(found, expected, rms=4e-3, worst=2e-1)
@@ -142,8 +162,7 @@ def run_attention(q: Any, k: Any, v: Any, length: int, rows: int) -> Any:
     import torch
 
     out = torch.full_like(q, float("nan"))
-    prefill_attention(q, k, v, torch.tensor([length], dtype=torch.int32, device=q.device), out, rows=rows, schedule=SCHEDULE,
-                      numerics=NUMERICS)
+    prefill_attention(q, k, v, torch.tensor([length], dtype=torch.int32, device=q.device), out, rows=rows, numerics=NUMERICS)
     assert out[rows:].isnan().all(), "written past the last row"
     return out[:rows]
 
@@ -181,7 +200,7 @@ def test_what_does_not_fit_is_refused(device: str) -> None:
     tensors = operands(CASES[0], 5, device)
     with pytest.raises(ContractError, match="out"):
         prefill_linear(tensors["x"], tensors["w"], torch.empty(5, 16, dtype=torch.bfloat16, device=device), rows=5,
-                       x_scale=tensors["x_scale"], w_scale=tensors["w_scale"], schedule=SCHEDULE, numerics=NUMERICS)
+                       x_scale=tensors["x_scale"], w_scale=tensors["w_scale"], numerics=NUMERICS)
     with pytest.raises(ContractError, match="stride_xm"):
         run_linear({**tensors, "x": strided(tensors["x"].contiguous(), 8)}, 5)
     heads = HEADS[1]

@@ -14,7 +14,7 @@ from tune_kernels.shapes.model import ModelShape
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
 SCHEDULE = FixedSchedule(num_warps=1)
-ROOM, MOST = 12, 9  # rows of the buffers, and of a launch at the most
+ROOM, MOST = 22, 19  # rows of the buffers, and of a launch at the most: a prompt's, two programs of 8 and a part of one
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def run(case: Case, qkv: Any, length: int, rows: int, device: str) -> tuple[Any,
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("length", [0, 1, 240])
+@pytest.mark.parametrize("length", [0, 1, 230])
 def test_rotation_equals_fp64_and_the_torch_backend(case: Case, length: int, device: str) -> None:
     import torch
     from tune_kernels.decoder.ops import rotate
@@ -108,7 +108,7 @@ def test_rows_alone_and_among_others(case: Case, device: str) -> None:
     """Row r at position length + r is, bit for bit, that row alone at its position."""
     qkv = partials(case, device)
     q, k, v = run(case, qkv, 7, MOST, device)
-    for rows in (1, 2, 5, MOST - 1):
+    for rows in (1, 2, 5, 16, 17, MOST - 1):
         some_q, some_k, some_v = run(case, qkv, 7, rows, device)
         assert_same_bytes(some_q[:rows], q[:rows], f"{rows} rows")
         for some, whole in ((some_k, k), (some_v, v)):
