@@ -72,6 +72,8 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--drafter", default="ngram", show_default=True, help="ngram, a folder of a small model or an EAGLE-3 "
                      "checkpoint, or random:SEED, with :SHAPE for a shape of its own."),
         click.option("--device", default=None, help="cpu, cuda, cuda:1; the first GPU where there is one."),
+        click.option("--drafter-device", default=None, help="Where the drafter runs, such as cuda:1; with the model where not "
+                     "given."),
         click.option("--capacity", type=click.IntRange(min=1), default=None, help="Tokens of the KV cache; 4096 where the model "
                      "has as many positions."),
     ):
@@ -79,7 +81,8 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-LOADING = ("weights", "model", "recipe", "drafter", "backend", "device", "capacity", "schedules", "allow_untuned", "no_graphs")
+LOADING = ("weights", "model", "recipe", "drafter", "backend", "device", "drafter_device", "capacity", "schedules",
+           "allow_untuned", "no_graphs")
 
 
 def decoder_of(given: dict[str, Any]) -> Any:

@@ -44,6 +44,7 @@ class Plan:
     schedules: str | None = None
     allow_untuned: bool = False
     no_graphs: bool = False
+    drafter_device: str | None = None
     promote: bool = False
 
 
@@ -88,8 +89,9 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
 
 def load_decoder(plan: Plan, recipe: str, drafter: str | None) -> Decoder:
     """The plan's model under a recipe."""
-    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, capacity=plan.capacity,
-                        schedules=plan.schedules, allow_untuned=plan.allow_untuned, graphs=not plan.no_graphs)
+    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, plan.drafter_device,
+                        capacity=plan.capacity, schedules=plan.schedules, allow_untuned=plan.allow_untuned,
+                        graphs=not plan.no_graphs)
 
 
 def text_ids(decoder: Decoder, plan: Plan) -> list[int]:

@@ -6,8 +6,8 @@
 
 Everything in one run on one GPU, the read ceiling measured in it. Weights are random (right for time and bits, not for text), so
 acceptance is scripted: the drafter does all its work and its proposals are overwritten with ones that are right as often as --tau
-asks, and its branches hit as often as --hit-rate says; verification is untouched and the tokens equal AR's. Prints a table, then
-one JSON line.
+asks, and its branches hit as often as --hit-rate says; verification is untouched and the tokens equal AR's. Where there is a
+second GPU, SSD runs with the drafter there too. Prints a table, then one JSON line.
 """
 
 import argparse
@@ -172,16 +172,25 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     decoder = Decoder.load(f"random:{options.seed}", options.model, "fp8-v1", None, "triton", "cuda", capacity=4096,
                            schedules=options.schedules, allow_untuned=options.allow_untuned)
     model, ids = decoder.model, prompt(PROMPT, decoder.model.shape.vocab_size)
-    own = load_drafter(f"random:{options.seed}:{options.drafter}", model, None, decoder.recipe, "triton", device, 4096, choice)
     pattern = scripted_pattern(options.tau)
 
-    def scripted(hit_rate: float = 1.0) -> Callable[[list[int]], ScriptedDrafter]:
+    def drafter_on(place: torch.device) -> Any:
+        name = f"random:{options.seed}:{options.drafter}"
+        return load_drafter(name, model, None, decoder.recipe, "triton", place, 4096, choice)
+
+    def scripted(own: Any, hit_rate: float = 1.0) -> Callable[[list[int]], ScriptedDrafter]:
         return lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, scripted_hits(hit_rate), own)
 
-    modes = {"ar": ("ar", None), "sd": ("sd", scripted()), "ssd": ("ssd", scripted()),
-             "ssd_misses": ("ssd", scripted(options.hit_rate))}
-    found = decode_rates(decoder, modes, ids, REPEATS)
+    def ssd(own: Any) -> dict[str, Any]:
+        return {"ssd": ("ssd", scripted(own)), "ssd_misses": ("ssd", scripted(own, options.hit_rate))}
+
+    own = drafter_on(device)
+    ar = {"ar": ("ar", None)}
+    found = decode_rates(decoder, {**ar, "sd": ("sd", scripted(own)), **ssd(own)}, ids, REPEATS)
     replays, parts = replayed_rounds(decoder), ssd_parts(decoder)
+    two = None
+    if torch.cuda.device_count() > 1:  # not in turns with one GPU's: graphs are kept for one drafter at a time
+        two = decode_rates(decoder, {**ar, **ssd(drafter_on(torch.device("cuda:1")))}, ids, REPEATS)
     rows_us = {rows: pass_us(model, decoder.cache, rows, PROMPT + NEW_TOKENS // 2) for rows in range(1, model.max_rows + 1)}
     read = read_bytes(model, PROMPT + NEW_TOKENS // 2)
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
@@ -197,7 +206,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(), "driver": driver.stdout.strip().splitlines()[0], "torch": torch.__version__,
         "triton": triton.__version__, "read_ceiling_tb_s": ceiling, "step_bytes": sum(read.values()),
         "floor_us": sum(read.values()) / ceiling / 1e6, "prompt": PROMPT, "new_tokens": NEW_TOKENS, "repeats": REPEATS,
-        "draft_length": DRAFT_LENGTH, "scripted_tau": options.tau, "decode": found, "replayed_round_us": replays,
+        "draft_length": DRAFT_LENGTH, "scripted_tau": options.tau, "decode": found, "two_gpus": two, "replayed_round_us": replays,
         "ssd_parts_us": parts, "rows_us": rows_us, "verify_over_ar": rows_us[DRAFT_LENGTH + 1] / rows_us[1],
         "launches_per_pass": len(pass_launches(model, decoder.cache, 1, PROMPT)),
         "no_graphs": {"tokens_per_s": plain[1].stats.decode_tokens_per_s, "same_tokens": True,
@@ -211,7 +220,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def table(record: dict[str, Any]) -> str:
     """Markdown."""
     ar, sd = (record["decode"][mode] for mode in ("ar", "sd"))
-    ssd = [record["decode"][mode] for mode in ("ssd", "ssd_misses") if mode in record["decode"]]
+    ssd = [(where, runs[mode]) for where, runs in (("the same GPU", record["decode"]), ("a second GPU", record.get("two_gpus")))
+           if runs for mode in ("ssd", "ssd_misses")]
     k, chunks = record["draft_length"], record["replayed_round_us"]
     gap = {mode: min(1 - us / record["decode"][mode]["round_us"] for key, us in chunks.items() if key.startswith(f"K={n},"))
            for mode, n in (("ar", 0), ("sd", k))}
@@ -219,8 +229,8 @@ def table(record: dict[str, Any]) -> str:
         ("AR", f"{ar['tokens_per_s']:.0f} tokens/s", f"{ar['tokens_per_s_with_prefill']:.0f}"),
         (f"SD, K = {k}, scripted tau {sd['tokens_per_round']:.2f}", f"{sd['tokens_per_s']:.0f} tokens/s",
          f"{sd['tokens_per_s_with_prefill']:.0f}"),
-        *((f"SSD on the same GPU, K = {k}, {100 * s.get('hit_rate', 1):.0f}% of branches hit",
-           f"{s['tokens_per_s']:.0f} tokens/s", f"{s['tokens_per_s_with_prefill']:.0f}") for s in ssd),
+        *((f"SSD, the drafter on {where}, K = {k}, {100 * s['hit_rate']:.0f}% of branches hit",
+           f"{s['tokens_per_s']:.0f} tokens/s", f"{s['tokens_per_s_with_prefill']:.0f}") for where, s in ssd),
         ("AR step over the floor of its bytes", f"{ar['round_us'] / record['floor_us']:.2f}", ""),
         (f"verification of {k + 1} rows over one row", f"{record['verify_over_ar']:.3f}", ""),
         ("round not spent in its graph: AR, SD", f"{100 * gap['ar']:.1f}%, {100 * gap['sd']:.1f}%", ""),

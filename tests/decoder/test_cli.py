@@ -57,6 +57,7 @@ def test_generate_on_random_weights_takes_ids(runner: CliRunner) -> None:
     (["generate", "x", "--weights", "random:0"], "need a model shape"),
     (["generate", "x", "--mode", "fast"], "fast"),
     (["verify", "--weights", "random:0", "--model", "smollm2-135m", "--text", "/nowhere"], "/nowhere"),
+    (["generate", "x", "--weights", "random:0", "--model", "smollm2-135m", "--drafter-device", "cuda:99"], "cuda:99"),
     (["bench", "--prompts", "/nowhere"], "/nowhere"),
     (["bench", "--scripted-tau", "9"], "at most K"),
     (["roofline", "--target", "nvidia-b301"], "did you mean"),
