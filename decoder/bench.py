@@ -2,8 +2,8 @@
 
 Runs are interleaved: each repeat of each prompt decodes with every configuration in turn. A figure is the median
 over prompts and repeats of the ratio to the AR run of the same prompt and repeat; outputs are compared, and a run
-whose tokens differ fails the benchmark. Rates are of decode alone; a second column includes the prompt. On a GPU a repeat
-goes before them that isn't timed: it loads kernels and captures graphs, half a second for each that there is.
+whose tokens differ fails the benchmark. Rates are of decode alone; a second column includes the prompt. On a GPU repeats
+go before them that aren't timed: kernels get loaded and graphs captured, at half a second for each that there is.
 
 The naive decoders (naive.py) may run in turn with them, for comparison: as many tokens as AR made, and the share of requests
 with AR's tokens is shown, not demanded.
@@ -107,7 +107,7 @@ def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chose
                 ar = ar or result
                 yield Run(config, prompt["name"], prompt["kind"], repeat, result.stats, result.token_ids == ar.token_ids)
             decoder.drafter = own
-            if naive is not None and ar is not None and repeat >= 0:
+            if naive is not None and ar is not None and repeat >= -1:
                 for config in naive_configs(chosen):
                     progress(f"{which_repeat(repeat, repeats)}: {prompt['name']}, {config.label}")
                     mode = config.mode.removeprefix(NAIVE)
@@ -116,8 +116,11 @@ def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chose
 
 
 def warm_up_repeats(decoder: Decoder) -> int:
-    """As many as it takes until a pass is replayed from its graph; none where there are no graphs."""
-    return EAGER_RUNS if decoder.model.device.type == "cuda" else 0
+    """As many as it takes until each pass is replayed from its graph, the run that captures it included; one where kernels are
+    only to be loaded, none on a CPU."""
+    if decoder.model.device.type != "cuda":
+        return 0
+    return EAGER_RUNS + 1 if getattr(decoder.model, "graphs_enabled", False) else 1
 
 
 def which_repeat(repeat: int, repeats: int) -> str:
@@ -135,11 +138,6 @@ def naive_configs(chosen: list[Config]) -> list[Config]:
     return [Config(NAIVE + config.mode, config.draft_length) for config in chosen]
 
 
-def all_same(runs: list[Run]) -> bool:
-    """Whether every run but the naive ones made AR's tokens, those that warm up included."""
-    return all(run.same_as_ar for run in runs if not run.config.is_naive)
-
-
 def prompt_ids(decoder: Decoder, text: str) -> list[int]:
     """Under the chat template where there is one; without a tokenizer, the text's bytes as ids."""
     if decoder.tokenizer is None:
@@ -147,6 +145,12 @@ def prompt_ids(decoder: Decoder, text: str) -> list[int]:
     if decoder.tokenizer.has_chat_template:
         return decoder.tokenizer.encode_chat([{"role": "user", "content": text}])
     return decoder.tokenizer.encode(text)
+
+
+def differing(runs: list[Run]) -> list[str]:
+    """What ran where the tokens weren't AR's, warming up or not."""
+    return [f"{run.prompt}, {run.config.label}" + (", warming up" if run.repeat < 0 else "") for run in runs
+            if not (run.same_as_ar or run.config.is_naive)]
 
 
 def summary(runs: list[Run], kind: str | None = None) -> list[dict[str, Any]]:

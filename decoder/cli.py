@@ -246,7 +246,7 @@ def bench(modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
           which: str, repeats: int | None, max_new_tokens: int, naive: bool, profile: bool, long: int | None, out: Path | None,
           as_json: bool, **loading: Any) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
-    from .bench import all_same, configs, load_prompts, long_run, naive_baseline, run_all, summary
+    from .bench import configs, differing, load_prompts, long_run, naive_baseline, run_all, summary
     from .errors import RequestError
 
     if scripted_tau is not None and not 1 <= scripted_tau <= min(draft_lengths) + 1:
@@ -268,7 +268,8 @@ def bench(modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
     record = {"schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": loading["recipe"],
               "set": which, "drafter": "scripted" if scripted_tau else loading["drafter"], "backend": decoder.model.notes.name,
               "device": decoder.model.notes.device, "max_new_tokens": max_new_tokens, "rows": rows,
-              "naive_dtype": baseline.dtype_name if baseline else None, "same": all_same(runs)}
+              "naive_dtype": baseline.dtype_name if baseline else None, "different": differing(runs)}
+    record["same"] = not record["different"]
     if long:
         record["long"] = long_run(decoder, chosen[0]["text"], long)
     if profile:
@@ -296,6 +297,8 @@ def _profile(decoder: Any, rows: int) -> dict[str, Any]:
 
 
 def _show_more(record: dict[str, Any]) -> None:
+    for run in record["different"]:
+        click.echo(f"other tokens than AR's: {run}")
     for window in record.get("long", ()):
         click.echo(f"tokens {window['first']} to {window['last']}: {window['ms_a_token']:.3f} ms a token")
     for count, kinds in record.get("profile", {}).get("rows", {}).items():

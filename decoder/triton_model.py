@@ -1,7 +1,7 @@
 """A Qwen2 or Llama decoder on the `triton` backend: every operation of a pass is a kernel of kernels/, at fixed addresses.
 
 `forward` is the decode path: up to `max_rows` rows a pass, the same artefacts for every number of rows, replayed from graphs.
-`prefill` takes prompts through kernels with large row tiles; its last bits may differ from decode's, and it is one path for
+`prefill` takes prompts through kernels for many rows; its last bits may differ from decode's, and it is one path for
 all decoders, whose result doesn't depend on how a prompt is cut.
 """
 
@@ -15,6 +15,7 @@ import triton
 
 from ..kernels.attention import ROWS
 from ..kernels.lm_head import lm_head, lm_head_logits, new_scratch
+from ..kernels.prefill import WIDE
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import HeadSchedule
 from ..shapes.model import ModelShape
@@ -34,7 +35,7 @@ from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from .workspace import new_workspace, splits
 
 PREFILL_ROWS = 2048  # rows of one pass over a prompt; the bits don't depend on it
-FEWEST_ROWS = 64  # a prefill pass is filled up to: one tile of rows costs what a part of it does
+FEWEST_ROWS = WIDE.BLOCK_M  # a prefill pass is filled up to: one tile of rows costs what a part of it does
 
 
 class TritonModel:

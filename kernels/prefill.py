@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 WIDE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=128, num_stages=3)
-NARROW = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=4)  # where there are fewer wide tiles than SMs
+NARROW = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=4)  # for one wide tile an SM, or fewer
 GROUP_M = 8  # row tiles that follow each other and share weights in L2
 ROW_BYTES = 128  # of one BLOCK_K step
 ATTENTION_SCHEDULE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=3)  # rows and keys of one step

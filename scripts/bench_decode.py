@@ -25,6 +25,7 @@ import triton
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.bench import scripted_hits, scripted_pattern
 from tune_kernels.decoder.drafters import load_drafter
+from tune_kernels.decoder.graphs import EAGER_RUNS
 from tune_kernels.decoder.kv_cache import Appended
 from tune_kernels.decoder.profile import (
     graph_us,
@@ -44,6 +45,7 @@ from tune_kernels.kernels.norm import norm
 from tune_kernels.kernels.rope import rope_append
 
 PROMPT, NEW_TOKENS, REPEATS, DRAFT_LENGTH, BRANCHES = 128, 512, 5, 4, 4
+WARM_UP = EAGER_RUNS + 1  # runs until each pass comes from its graph
 FP8_PEAK = 1979e12  # FLOP/s, dense, of the H200's data sheet; two e4m3 terms an activation make two products of each
 SCHEMA = "tune-kernels/decode-bench/1"
 
@@ -53,10 +55,10 @@ def prompt(length: int, vocab_size: int) -> list[int]:
 
 
 def decode_rates(decoder: Decoder, modes: dict[str, Any], ids: list[int], repeats: int) -> dict[str, dict[str, Any]]:
-    """Every mode in turn, `repeats` times after two runs to warm up; medians. modes: name → (mode, drafter)."""
+    """Every mode in turn, `repeats` times after WARM_UP runs of each; medians. modes: name → (mode, drafter)."""
     expected: list[int] = []
     runs: dict[str, list[Any]] = {name: [] for name in modes}
-    for repeat in range(-2, repeats):
+    for repeat in range(-WARM_UP, repeats):
         for name, (mode, make) in modes.items():
             decoder.drafter = make(expected) if make else None
             count = NEW_TOKENS + 1  # the first token is the prompt's
@@ -149,7 +151,7 @@ def first_token(decoder: Decoder, length: int, ceiling: float) -> dict[str, floa
     """Time to first token of a prompt, and the share of the roofline: the larger of reading the weights and multiplying."""
     ids, model = prompt(length, decoder.model.shape.vocab_size), decoder.model
     samples = []
-    for _ in range(2 + REPEATS):
+    for _ in range(WARM_UP + REPEATS):
         torch.cuda.synchronize()
         started = time.perf_counter()
         decoder.cache.clear()
@@ -159,7 +161,7 @@ def first_token(decoder: Decoder, length: int, ceiling: float) -> dict[str, floa
     read = read_bytes(model, length)
     weights = sum(read[k] for k in ("qkv", "o", "gate_up", "down"))
     floor = max((weights + read["lm_head"]) / ceiling / 1e12, 2 * 2 * weights * length / FP8_PEAK)
-    seconds = statistics.median(samples[2:])
+    seconds = statistics.median(samples[WARM_UP:])
     return {"prompt": length, "ms": 1e3 * seconds, "roofline_ms": 1e3 * floor, "roofline_share": floor / seconds}
 
 

@@ -92,7 +92,7 @@ class NormShape:
 
 @dataclass(frozen=True)
 class RopeShape:
-    """Rotary embedding and KV append: the qkv of a row. split_k as in NormShape; at least 1. rows: that a program takes."""
+    """Rotary embedding and KV append. split_k as in NormShape; at least 1. rows: that a program takes."""
 
     num_heads: int
     num_kv_heads: int
@@ -311,6 +311,8 @@ def shape_from_dict(table: Mapping[str, Any], where: str, error: type[UserError]
     """A kernel's shape from its fields, which say of what kind it is. Raises `error` where no kind has just these."""
     if set(table) == {"N", "K"}:  # a head, as it was written while all heads were bf16
         table = {**table, "dtype": "bf16", "terms": 1}
+    if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k"}:  # a RoPE, as it was written while it took one row
+        table = {**table, "rows": 1}
     for kind in get_args(KernelShape):
         fields = {f.name: f.type for f in dataclasses.fields(kind)}
         if set(table) == set(fields) and all(type(table[name]) is of for name, of in fields.items()):

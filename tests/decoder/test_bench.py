@@ -1,10 +1,12 @@
 """What `bench` counts: runs that warm up show in no figure, and yet must make AR's tokens."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tune_kernels.decoder import Decoder, bench
-from tune_kernels.decoder.graphs import EAGER_RUNS
+from tune_kernels.decoder.graphs import EAGER_RUNS, Graphs
 from tune_kernels.schedules.recipe import Recipe
 from tune_kernels.shapes.model import ModelShape
 
@@ -44,9 +46,24 @@ def test_runs_that_warm_up_are_in_no_figure(decoder: Decoder, monkeypatch: pytes
     assert [row["requests"] for row in bench.summary(runs, "code")] == [2, 2]
 
 
-def test_a_warm_up_run_with_other_tokens_fails_the_benchmark(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_run_with_other_tokens_is_told(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "warm_up_repeats", lambda decoder: 1)
     runs, _ = run(decoder)
-    assert bench.all_same(runs)
-    runs[1] = bench.Run(**{**vars(runs[1]), "same_as_ar": False})
-    assert not bench.all_same(runs)
+    assert bench.differing(runs) == []
+    for i in (1, 5):
+        runs[i] = bench.Run(**{**vars(runs[i]), "same_as_ar": False})
+    assert bench.differing(runs) == ["code, sd K=2, warming up", "code, sd K=2"]
+
+
+@pytest.mark.parametrize(("graphs", "expected"), [(True, EAGER_RUNS + 1), (False, 1)])
+def test_every_graph_is_captured_before_anything_is_timed(graphs: bool, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that one request a repeat makes, as a prompt's."""
+    model = SimpleNamespace(device=torch.device("cuda"), graphs_enabled=graphs)
+    repeats = bench.warm_up_repeats(SimpleNamespace(model=model))  # type: ignore[arg-type]
+    assert repeats == expected
+    store = Graphs(graphs, torch.device("cpu"))
+    store.enabled = graphs
+    monkeypatch.setattr(store, "capture", lambda launches: SimpleNamespace(replay=lambda: None))
+    for _ in range(repeats):
+        store.run("a prompt's pass", lambda: None)
+    assert bool(store.graphs) == graphs

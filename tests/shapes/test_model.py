@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 from tune_kernels.shapes.errors import ShapeError
-from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, load_model_shape, shape_from_dict, shipped_names
+from tune_kernels.shapes.model import (
+    AttentionShape,
+    HeadShape,
+    LinearShape,
+    RopeShape,
+    load_model_shape,
+    shape_from_dict,
+    shipped_names,
+)
 
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
         "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "rope_theta": 1000000.0,
@@ -107,3 +115,5 @@ def test_a_toml_shape_by_path_is_checked_too(tmp_path: Path) -> None:
 
 def test_a_head_as_it_was_written_before_it_had_a_type() -> None:
     assert shape_from_dict({"N": 8, "K": 16}, "a file of before") == HeadShape(8, 16)
+    rope = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "split_k": 1}
+    assert shape_from_dict(rope, "a file of before") == RopeShape(4, 2, 16, 1, rows=1)
