@@ -243,7 +243,7 @@ def attention_shared_bytes(shape: AttentionShape, schedule: AttentionSchedule) -
 
 
 OPERATION = Operation(attention_kernel, AttentionSchedule, attention_contract, attention_launch, attention_instructions,
-                      attention_shared_bytes)
+                      attention_shared_bytes, ahead=("length_ptr", "k_ptr", "v_ptr"))  # of the cache, what earlier passes left
 
 
 def walk_contract(shape: WalkShape, schedule: FixedSchedule) -> str | None:

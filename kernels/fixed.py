@@ -200,7 +200,7 @@ FIXED: dict[str, FixedKernel] = {
     "quantise_row": FixedKernel(activation.QUANTISE, FixedSchedule(num_warps=32, pdl=True), quantise_row_shapes),
     "swiglu": FixedKernel(activation.SWIGLU, FixedSchedule(num_warps=8, pdl=True), swiglu_shapes),
     "prefill_linear": FixedKernel(prefill.LINEAR, prefill.WIDE, prefill_linear_shapes),
-    "prefill_linear_narrow": FixedKernel(prefill.LINEAR, prefill.NARROW, prefill_linear_shapes),
+    "prefill_narrow": FixedKernel(prefill.LINEAR, prefill.NARROW, prefill_linear_shapes),
     "prefill_attention": FixedKernel(prefill.ATTENTION, prefill.ATTENTION_SCHEDULE, prefill_attention_shapes),
     "lm_head_reduce": FixedKernel(lm_head.REDUCE, lm_head.REDUCE_SCHEDULE, reduce_shapes),
     "accept": FixedKernel(accept.ACCEPT, FixedSchedule(num_warps=1, pdl=True), accept_shapes),

@@ -289,7 +289,8 @@ def linear_shared_bytes(shape: LinearShape, schedule: LinearSchedule) -> int:
     return stages * (schedule.BLOCK_N + schedule.row_tile * shape.terms) * schedule.BLOCK_K * size
 
 
-OPERATION = Operation(linear_kernel, LinearSchedule, linear_contract, linear_launch, linear_instructions, linear_shared_bytes)
+OPERATION = Operation(linear_kernel, LinearSchedule, linear_contract, linear_launch, linear_instructions, linear_shared_bytes,
+                      ahead=("w_ptr", "w_scale_ptr", "bias_ptr"))
 
 
 def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, numerics: Numerics,

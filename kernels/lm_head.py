@@ -181,8 +181,9 @@ def head_shared_bytes(shape: HeadShape, schedule: HeadSchedule) -> int:
     return stages * (schedule.BLOCK_N + schedule.row_tile * shape.terms) * schedule.BLOCK_K * size
 
 
-ARGMAX = Operation(head_kernel, HeadSchedule, head_contract, head_argmax_launch, head_instructions, head_shared_bytes)
-LOGITS = Operation(head_kernel, HeadSchedule, head_contract, head_logits_launch, head_instructions, head_shared_bytes)
+AHEAD = ("w_ptr", "w_scale_ptr")
+ARGMAX = Operation(head_kernel, HeadSchedule, head_contract, head_argmax_launch, head_instructions, head_shared_bytes, AHEAD)
+LOGITS = Operation(head_kernel, HeadSchedule, head_contract, head_logits_launch, head_instructions, head_shared_bytes, AHEAD)
 REDUCE = Operation(head_reduce_kernel, FixedSchedule, lambda shape, schedule: common_contract(schedule), head_reduce_launch,
                    no_instructions)
 

@@ -185,7 +185,7 @@ def no_instructions(shape: KernelShape, arch: str) -> Instructions:
     return Instructions(forbidden=("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA"))
 
 
-OPERATION = Operation(norm_kernel, FixedSchedule, norm_contract, norm_launch, no_instructions)
+OPERATION = Operation(norm_kernel, FixedSchedule, norm_contract, norm_launch, no_instructions, ahead=("weight_ptr",))
 DRAFT = Operation(draft_norm_kernel, FixedSchedule, norm_contract, draft_norm_launch, no_instructions)
 
 

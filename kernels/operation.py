@@ -31,6 +31,10 @@ class Launch:
         """Argument name → Triton type, in order; constants are `constexpr`."""
         return {p.name: "constexpr" if p.name in self.constants else self.types[p.name] for p in self.kernel.params}
 
+    def pointers(self) -> list[str]:
+        """Arguments that lead to memory, pointers and tensor descriptors, in order."""
+        return [name for name, kind in self.signature().items() if kind.startswith(("*", "tensordesc"))]
+
     def attributes(self) -> dict[tuple[int], list[list[Any]]]:
         """What Triton's specialisation adds: pointers and strides divide by 16 (launchers refuse others)."""
         return {(p.num,): [["tt.divisibility", 16]] for p in self.kernel.params
@@ -49,11 +53,12 @@ class Launch:
 @dataclass(frozen=True)
 class Instructions:
     """Tensor-core families of one kernel on one target. required: each must occur; forbidden: none may.
-    forbidden_ptx: substrings that no PTX line may contain, for conversions that have no family."""
+    forbidden_ptx: substrings that no PTX line may contain, for conversions that have no family. ahead: as Operation has it."""
 
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
     forbidden_ptx: tuple[str, ...] = ()
+    ahead: tuple[str, ...] = ()
 
 
 def tensor_core(dtype: str, arch: str) -> Instructions:
@@ -82,7 +87,9 @@ class Operation:
     """One kernel of the step. kernel: the jitted function.
 
     contract: why a shape and a schedule can't go together, or None. launch: the artefact.
-    instructions: by shape and target. shared_bytes: what the kernel needs at the least, known before compiling."""
+    instructions: by shape and target. shared_bytes: what the kernel needs at the least, known before compiling.
+    ahead: arguments that it may read before it waits for the kernel in front, under programmatic dependent launch: no kernel that
+    may still be running writes what it reads of them."""
 
     kernel: Any
     schedule_type: type[Schedule]
@@ -90,6 +97,7 @@ class Operation:
     launch: Callable[[Any, Any, Numerics], Launch]
     instructions: Callable[[KernelShape, str], Instructions]
     shared_bytes: Callable[[Any, Any], int] = field(default=lambda shape, schedule: 0)
+    ahead: tuple[str, ...] = ()
 
 
 def common_contract(schedule: Any, most_warps: int = 16) -> str | None:

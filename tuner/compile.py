@@ -79,7 +79,8 @@ def launch_of(kernel: str, shape: KernelShape, schedule: Schedule, numerics: Num
 def wanted_instructions(kernel: str, shape: KernelShape, arch: str) -> Instructions:
     from ..kernels import registry
 
-    return registry.operation(kernel).instructions(shape, arch)
+    operation = registry.operation(kernel)
+    return dataclasses.replace(operation.instructions(shape, arch), ahead=operation.ahead)
 
 
 def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, numerics: Numerics, folder: Path) -> Task:
@@ -242,7 +243,10 @@ class _Compilation:
         self.stage = "ptx"
         shown, self.record["conversions"] = inspection.ptx_lines(ptx, self.wanted.forbidden_ptx)
         self.record["lines"] = shown or self.record["lines"]
-        self._early("ptx", inspection.conversion_reasons(self.record["conversions"]))
+        if self.launch.options.get("launch_pdl"):
+            self.record["ahead"] = inspection.early_lines(ptx, self.launch.pointers(), self.wanted.ahead)
+        self._early("ptx", inspection.conversion_reasons(self.record["conversions"])
+                    + inspection.early_reasons(self.record.get("ahead", [])))
         with self._compiler():
             cubin, log = _with_log(self.stages["cubin"], ptx, self.metadata)
         self.stage = "cubin"

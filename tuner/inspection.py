@@ -5,14 +5,16 @@ that another spill limit needs no compiling.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..kernels.operation import Instructions
 from ..shapes.target import Target
 from .record import Record
+from .wait import before_wait
 
-CODES = ("contract", "compile_error", "assembler_error", "timeout", "wrong_instruction", "register_spill",
+CODES = ("contract", "compile_error", "assembler_error", "timeout", "wrong_instruction", "early_access", "register_spill",
          "resource_limit", "not_inspectable")
 STAGES = ("contract", "ttgir", "ptx", "cubin", "sass")
 
@@ -115,6 +117,23 @@ def conversion_reasons(lines: list[str]) -> list[Reason]:
     return [Reason("wrong_instruction", "e4m3 is converted to f16 before the product", tuple(lines))]
 
 
+def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> list[str]:
+    """What a kernel of a chain touches before it waits for the one in front, and mustn't: a line each; see wait.py."""
+    accesses = before_wait(ptx, pointers)
+    if accesses is None:
+        return ["no griddepcontrol.wait"]
+    return [f"{a.name or 'an address of unknown origin'} {'written' if a.writes else 'read'}: {a.line}" for a in accesses
+            if a.writes or a.name not in allowed]
+
+
+def early_reasons(lines: list[str]) -> list[Reason]:
+    """early_access where there are such lines."""
+    if not lines:
+        return []
+    return [Reason("early_access", "memory is touched before the kernel waits for the one in front, which may still write it",
+                   tuple(lines))]
+
+
 def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> list[Reason]:
     """What the compiler does not check offline."""
     reasons = []
@@ -150,6 +169,7 @@ def judge(record: Record, wanted: Instructions, schedule: Any, target: Target, m
     lines = tuple(record.lines)
     reasons += instruction_reasons(facts["instructions"], wanted, lines)
     reasons += conversion_reasons(record.conversions)
+    reasons += early_reasons(record.ahead)
     reasons += resource_reasons(facts["shared_bytes"], facts["tmem_columns"], target)
     spilled = max(facts["spill_store_bytes"], facts["spill_load_bytes"])
     if spilled > max_spill_bytes:

@@ -29,7 +29,7 @@ from .space import Candidate, candidates, load_space, shipped_names, with_fixed,
 from .toolchain import read_toolchain
 
 # 0.2 to 1 s each: begun first, so that no worker ends alone with one of them.
-DEAREST = ("attention", "merge", "prefill_attention", "prefill_linear", "prefill_linear_narrow")
+DEAREST = ("attention", "merge", "prefill_attention", "prefill_linear", "prefill_narrow")
 
 
 @dataclass(frozen=True)

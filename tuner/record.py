@@ -14,7 +14,7 @@ from ..kernels import bundle
 from ..shapes.files import replace_text
 from .errors import OutputError
 
-SCHEMA = "tune-kernels/record/1"
+SCHEMA = "tune-kernels/record/2"
 FACTS = {"instructions": dict, "registers": int, "stack_bytes": int, "spill_store_bytes": int, "spill_load_bytes": int,
          "shared_bytes": int, "tmem_columns": int, "cubin_sha256": str}
 
@@ -22,13 +22,15 @@ FACTS = {"instructions": dict, "registers": int, "stack_bytes": int, "spill_stor
 @dataclass(frozen=True)
 class Record:
     """Facts of one compilation. stage: how far it went; failures: what stopped it (code, detail, lines); facts: those of
-    FACTS, where the stage is `sass`; early: what could have been said before the end, where it was compiled to the end."""
+    FACTS, where the stage is `sass`; ahead: what it touches too early (inspection.early_lines); early: what could have been said
+    before the end, where it was compiled to the end."""
 
     stage: str
     failures: list[dict[str, Any]] = field(default_factory=list)
     dots: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     conversions: list[str] = field(default_factory=list)
+    ahead: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)

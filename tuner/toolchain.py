@@ -107,7 +107,7 @@ def check_assembler(target: Target) -> None:
 
 
 def check_numerics(target: Target, numerics: Numerics) -> None:
-    """Raises ToolchainError where Triton accumulates FP8 products otherwise than the recipe pins; one without FP8 pins nothing."""
+    """Raises ToolchainError where Triton accumulates FP8 products otherwise than the recipe pins, if it pins anything."""
     from ..kernels.bundle import default_options
 
     found = default_options(target.capability).max_num_imprecise_acc_default

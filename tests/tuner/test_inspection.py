@@ -55,6 +55,12 @@ def test_an_fp8_conversion_is_the_fallback_even_with_the_right_opcode() -> None:
     assert [r.code for r in judge(converting, WANTED, PLAIN, B300).reasons] == ["wrong_instruction"]
 
 
+def test_what_is_touched_before_the_wait_is_a_fault() -> None:
+    racing = replace(GOOD, ahead=["x_ptr read: ld.global.b32 %r1, [%rd1];"])
+    verdict = judge(racing, WANTED, PLAIN, B300)
+    assert [(r.code, r.lines) for r in verdict.reasons] == [("early_access", tuple(racing.ahead))]
+
+
 def test_more_blocks_an_sm_than_fit_are_a_resource_limit() -> None:
     verdict = judge(with_facts(shared_bytes=100_000), WANTED, SimpleNamespace(blocks_per_sm=3), B300)
     assert [r.code for r in verdict.reasons] == ["resource_limit"]

@@ -126,11 +126,11 @@ def test_shared_memory_over_the_limit_is_known_before_compiling(tmp_path: Path) 
 @pytest.mark.parametrize(("model", "kernel", "fixed"), [
     ("qwen2.5-7b", "lm_head", {"lm_head_reduce", "accept", "draft_token", "serve"}),
     ("qwen2.5-7b", "lm_head_logits", set()),
-    ("qwen2.5-7b", "down", {"norm", "quantise_row", "prefill_linear", "prefill_linear_narrow"}),
+    ("qwen2.5-7b", "down", {"norm", "quantise_row", "prefill_linear", "prefill_narrow"}),
     ("qwen2.5-7b", "merge", {"quantise", "fold"}),
     ("qwen2.5-7b", "attention", {"attention_walk", "prefill_attention"}),
     ("qwen2.5-7b-eagle3", "lm_head", {"lm_head_reduce", "quantise_row"}),
-    ("qwen2.5-7b-eagle3", "qkv", {"draft_norm", "rope", "quantise_row", "prefill_linear", "prefill_linear_narrow"}),
+    ("qwen2.5-7b-eagle3", "qkv", {"draft_norm", "rope", "quantise_row", "prefill_linear", "prefill_narrow"}),
 ])
 def test_fixed_kernels_come_with_the_kernels_they_serve(model: str, kernel: str, fixed: set[str]) -> None:
     recipe, shape = load_recipe("fp8-v1"), load_model_shape(model)
