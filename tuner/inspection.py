@@ -11,8 +11,8 @@ from typing import Any
 
 from ..kernels.operation import Instructions
 from ..shapes.target import Target
+from .early_access import before_wait
 from .record import Record
-from .wait import before_wait
 
 CODES = ("contract", "compile_error", "assembler_error", "timeout", "wrong_instruction", "early_access", "register_spill",
          "resource_limit", "not_inspectable")
@@ -118,7 +118,7 @@ def conversion_reasons(lines: list[str]) -> list[Reason]:
 
 
 def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> list[str]:
-    """What a kernel of a chain touches before it waits for the one in front, and mustn't: a line each; see wait.py."""
+    """What a kernel of a chain touches before it waits for the one in front, and mustn't: a line each; see early_access.py."""
     accesses = before_wait(ptx, pointers)
     if accesses is None:
         return ["no griddepcontrol.wait"]

@@ -9,8 +9,8 @@ from tune_kernels.kernels.bundle import artefact_key
 from tune_kernels.kernels.operation import Instructions, Launch
 from tune_kernels.shapes.target import load_arch
 from tune_kernels.tuner.compile import _Compilation
+from tune_kernels.tuner.early_access import before_wait
 from tune_kernels.tuner.inspection import judge
-from tune_kernels.tuner.wait import before_wait
 
 POINTERS = ["x_ptr", "w_ptr", "out_ptr"]
 HEAD = """.visible .entry k(
