@@ -2,20 +2,22 @@
 (Triton alone, no torch). What is known to differ must differ."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import triton
 from tune_kernels.kernels import bundle
-from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.recipe import load_recipe, recipe_names
 from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.shapes.model import LinearShape
 from tune_kernels.shapes.target import ARCHES, load_arch
 from tune_kernels.tuner.compile import compile_task, make_task, wanted_instructions
+from tune_kernels.tuner.errors import ToolchainError
 from tune_kernels.tuner.inspection import judge
 from tune_kernels.tuner.offline import Request, sweep
-from tune_kernels.tuner.toolchain import disassemble
+from tune_kernels.tuner.toolchain import check_numerics, disassemble
 
 pytestmark = pytest.mark.compiles
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -112,6 +114,19 @@ def test_the_toolchain_is_recorded(report: dict[str, Any]) -> None:
     assert chain["triton"] == triton.__version__
     assert set(chain["ptxas"]) == set(ARCHES)
     assert chain["flags"]["enable_fp_fusion"] is False
+
+
+@pytest.mark.parametrize("recipe", [name for name in recipe_names() if load_recipe(name).defaults])
+def test_every_recipe_with_kernels_sweeps(recipe: str, tmp_path: Path) -> None:
+    """One without FP8 pins no accumulator, and must not be refused for that."""
+    found = sweep(Request(targets=ARCHES, kernels=("merge",), space="small", recipe=recipe, out=tmp_path, jobs=2))
+    assert {v["verdict"] for v in found["variants"] if v["kernel"] == "merge"} == {"accepted"}
+
+
+def test_another_accumulator_than_the_recipes_is_refused() -> None:
+    numerics = load_recipe("fp8-v1").numerics
+    with pytest.raises(ToolchainError, match="5, which the recipe pins"):
+        check_numerics(load_arch("sm_90"), replace(numerics, max_num_imprecise_acc={"sm_90": 5}))
 
 
 def test_metadata_that_the_code_does_not_hold_travels(report: dict[str, Any]) -> None:
