@@ -3,7 +3,7 @@
 Runs are interleaved: each repeat of each prompt decodes with every configuration in turn. A figure is the median
 over prompts and repeats of the ratio to the AR run of the same prompt and repeat; outputs are compared, and a run
 whose tokens differ fails the benchmark. Rates are of decode alone; a second column includes the prompt. On a GPU repeats
-go before them that aren't timed: kernels get loaded and graphs captured, at half a second for each that there is.
+go before them that aren't timed: kernels get loaded and graphs captured, at half a second a graph.
 
 The naive decoders (naive.py) may run in turn with them, for comparison: as many tokens as AR made, and the share of requests
 with AR's tokens is shown, not demanded.

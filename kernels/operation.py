@@ -52,8 +52,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Tensor-core families of one kernel on one target. required: each must occur; forbidden: none may.
-    forbidden_ptx: substrings that no PTX line may contain, for conversions that have no family. ahead: as Operation has it."""
+    """What an artefact of one kernel must hold on one target, and mustn't. required: tensor-core families that must occur;
+    forbidden: those that may not; forbidden_ptx: substrings that no PTX line may contain, for conversions that have no family;
+    ahead: as Operation has it."""
 
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()

@@ -108,8 +108,10 @@ def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows
     offs_d = tl.arange(0, HEAD_DIM)
     tile_n = tl.arange(0, BLOCK_N)
     live = offs_m < rows
-    place = (offs_m.to(tl.int64)[:, None] * NUM_HEADS + head) * HEAD_DIM + offs_d[None, :]
-    q = tl.load(q_ptr + place, mask=live[:, None], other=0.0)
+    # A scalar base and small offsets: 64-bit ones for each element would cost the registers that are short here.
+    base = (tl.program_id(0).to(tl.int64) * BLOCK_M * NUM_HEADS + head) * HEAD_DIM
+    place = tl.arange(0, BLOCK_M)[:, None] * (NUM_HEADS * HEAD_DIM) + offs_d[None, :]
+    q = tl.load(q_ptr + base + place, mask=live[:, None], other=0.0)
     last = length + offs_m
     end = tl.minimum(length + (tl.program_id(0) + 1) * BLOCK_M, length + rows)
     k_base = k_ptr + (head // GROUP) * stride_kh
@@ -125,7 +127,7 @@ def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows
         v = tl.load(v_base + tl.cast(n0, tl.int64) * stride_vt + (tile_n[:, None] * stride_vt + offs_d[None, :]),
                     mask=there[:, None], other=0.0)
         m, l, acc = attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale)
-    tl.store(o_ptr + place, (acc / l[:, None]).to(tl.bfloat16), mask=live[:, None])
+    tl.store(o_ptr + base + place, (acc / l[:, None]).to(tl.bfloat16), mask=live[:, None])
 
 
 def prefill_linear_launch(shape: LinearShape, schedule: PrefillSchedule, numerics: Numerics) -> Launch:

@@ -84,6 +84,9 @@ def load_recipe(name: str) -> Recipe:
                     max_rms_error=_error_limits(fields) if defaults else ErrorLimits(), row_tile=fields.positive("row_tile"),
                     kv_chunk=fields.positive("kv_chunk"), defaults=defaults)
     fields.done()
+    if recipe.linear_dtype == "e4m3" and (unpinned := sorted(set(defaults) - set(numerics.max_num_imprecise_acc))):
+        raise fields.fail("numerics", f"pins no max_num_imprecise_acc for {', '.join(unpinned)}",
+                          expected="one for each target that it has defaults for, as its products are FP8")
     if recipe.name != name:
         raise fields.fail("name", f"is {recipe.name!r}", expected=f"{name!r}, as the file is called")
     return recipe

@@ -244,9 +244,12 @@ class _Compilation:
         shown, self.record["conversions"] = inspection.ptx_lines(ptx, self.wanted.forbidden_ptx)
         self.record["lines"] = shown or self.record["lines"]
         if self.launch.options.get("launch_pdl"):
-            self.record["ahead"] = inspection.early_lines(ptx, self.launch.pointers(), self.wanted.ahead)
+            try:
+                self.record["early_accesses"] = inspection.early_lines(ptx, self.launch.pointers(), self.wanted.ahead)
+            except Unreadable as e:
+                raise Stop("ptx", [inspection.Reason("not_inspectable", str(e))]) from None
         self._early("ptx", inspection.conversion_reasons(self.record["conversions"])
-                    + inspection.early_reasons(self.record.get("ahead", [])))
+                    + inspection.early_reasons(self.record.get("early_accesses", [])))
         with self._compiler():
             cubin, log = _with_log(self.stages["cubin"], ptx, self.metadata)
         self.stage = "cubin"

@@ -6,25 +6,29 @@ loads of a loop over one in inline assembly, and nothing says so); such a kernel
 then.
 
 The control flow is followed from the entry to every wait, so what is reached only after one doesn't count, wherever it stands in
-the file. An address belongs to the parameters that it is computed from. Shared memory and registers are the block's own.
+the file. Every instruction with a memory operand counts but those that name another space than the global one or are known to
+need none; an address belongs to the parameters that it is computed from. What isn't understood (a call, a computed branch) counts
+as a write to anywhere.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .cubin import Unreadable
+
 WAIT = "griddepcontrol.wait"
-_ENTRY = re.compile(r"\.entry\s+(\S+?)\s*\((.*?)\)", re.DOTALL)
+_ENTRY = re.compile(r"\.entry\s+\S+?\s*\((.*?)\)[^{]*\{", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(.*?)\s*(\w+_param_\d+)")
-_LABEL = re.compile(r"^\s*([$\w]+):")
-_BRANCH = re.compile(r"\bbra(?:\.uni)?\s+([$\w]+)")
-_END = re.compile(r"^\s*(?:ret|exit|trap)\b")
-_GUARD = re.compile(r"^\s*(?:@!?%?\w+\s+)?")  # the predicate of an instruction
-_PIECES = re.compile(r"^[\w.:]+\s+\{")  # of one value that goes into several registers
-_NAME = re.compile(r"%\w+|\w+_param_\d+")
-_GLOBAL = re.compile(  # what may touch global memory
-    r"\b(ld|st)\.(?!param|shared|local|const)|cp\.async\.(?!commit|wait|mbarrier)|cp\.reduce|\bred\.|\batom\.|\bprefetch")
-SHOWN = 160  # characters of a line
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^\s*\.(?:loc|file)\b[^\n]*", re.DOTALL | re.MULTILINE)
+_PIECE = re.compile(r"\s*(?:([$\w]+):(?!:)|([{}])|([^;{}][^;]*)?;)")  # a label, a block's edge, a statement
+_STATEMENT = re.compile(r"(?:@(!?[%\w]+)\s+)?(\S+)\s*(.*)", re.DOTALL)
+_NAME = re.compile(r"[%$A-Za-z_][\w$.]*")
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+_OTHER_SPACES = ("shared", "param", "local", "const")
+_NO_MEMORY = ("tcgen05", "wgmma", "mma", "mbarrier", "ldmatrix", "stmatrix")  # but for the block's own: shared, tensor memory
+_READS = ("ld", "ldu", "prefetch", "prefetchu")
+SHOWN = 160  # characters of an instruction, as much as a report's line holds
 
 
 @dataclass(frozen=True)
@@ -36,80 +40,125 @@ class Access:
     line: str
 
 
+@dataclass(frozen=True)
+class _Statement:
+    """One instruction. blocks: the blocks around it, outermost first."""
+
+    guard: str | None
+    opcode: str
+    operands: str
+    blocks: tuple[int, ...]
+
+    @property
+    def parts(self) -> list[str]:
+        """The opcode and its modifiers: cp.async.cg.shared.global → cp, async, cg, shared, global."""
+        return self.opcode.split(".")
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", f"{f'@{self.guard} ' if self.guard else ''}{self.opcode} {self.operands}").strip()[:SHOWN]
+
+
 def before_wait(ptx: str, pointers: Sequence[str]) -> list[Access] | None:
-    """The first access to each argument that may come before a wait, or None where the kernel never waits.
+    """The first access of each kind to each argument that may come before a wait, or None where the kernel never waits.
 
     pointers: its arguments that are pointers or tensor descriptors, in order; Triton's own scratch pointers come after them.
+
+    Raises:
+        Unreadable: no entry, or fewer parameters than arguments.
     """
-    if WAIT not in ptx:
-        return None
     match = _ENTRY.search(ptx)
-    assert match is not None, "no entry"
-    named = [name for kind, name in _PARAMETER.findall(match.group(2)) if ".ptr" in kind or ".b8" in kind]
-    arguments = dict(zip(named, pointers))
-    lines = ptx[match.end():].splitlines()
-    origins = _Origins(lines)
+    if match is None:
+        raise Unreadable("PTX without an entry")
+    named = [name for kind, name in _PARAMETER.findall(match.group(1)) if ".ptr" in kind or ".b8" in kind]
+    if len(named) < len(pointers):
+        raise Unreadable(f"PTX with {len(named)} pointers among its parameters; the kernel has {len(pointers)}")
+    statements, labels = _read(ptx[match.end():])
+    if not any(s.opcode.startswith(WAIT) for s in statements):
+        return None
+    arguments, origins = dict(zip(named, pointers)), _Origins(statements, set(named))
     found: dict[tuple[str | None, bool], Access] = {}
-    for at in _reached(lines):
-        line = lines[at]
-        if not (access := _GLOBAL.search(line)):
-            continue
-        writes = access.group(0).startswith(("st", "red", "atom", "cp.reduce")) or "global.shared" in line
-        for address in _addresses(line):
-            for name in [arguments.get(p) for p in origins.of(address) if p in named] or [None]:
-                found.setdefault((name, writes), Access(name, writes, re.sub(r"\s+", " ", line).strip()[:SHOWN]))
+    for statement in _reached(statements, labels):
+        for address, writes in _accesses(statement):
+            for parameter in origins.of(address) or [""]:
+                name = arguments.get(parameter)
+                found.setdefault((name, writes), Access(name, writes, statement.text))
     return list(found.values())
 
 
-def _addresses(line: str) -> list[str]:
-    """The registers in brackets that hold global addresses: the second brackets of a copy from global to shared memory, the first
-    of anything else."""
-    brackets = re.findall(r"\[([^\]]*)\]", line)
-    if "cp.async" in line and "global.shared" not in line:
-        brackets = brackets[1:]
-    return re.findall(r"%\w+", brackets[0])[:1] if brackets else []
+Labels = dict[str, list[tuple[tuple[int, ...], int]]]  # where each stands: the blocks around it, and the statement after it
 
 
-def _reached(lines: list[str]) -> list[int]:
-    """Lines that may run before a wait."""
-    labels: dict[str, list[int]] = {}
-    for at, line in enumerate(lines):
-        if label := _LABEL.match(line):
-            labels.setdefault(label.group(1), []).append(at)
+def _read(body: str) -> tuple[list[_Statement], Labels]:
+    """The entry's statements, to the end of its block, and its labels."""
+    text = _COMMENT.sub("", body)
+    statements: list[_Statement] = []
+    labels: Labels = {}
+    blocks: tuple[int, ...] = (0,)
+    opened = at = 0
+    while blocks and (piece := _PIECE.match(text, at)) is not None:
+        label, edge, words = piece.groups()
+        at = piece.end()
+        if label:
+            labels.setdefault(label, []).append((blocks, len(statements)))
+        elif edge == "{":
+            opened += 1
+            blocks = (*blocks, opened)
+        elif edge == "}":
+            blocks = blocks[:-1]
+        elif words and (parts := _STATEMENT.match(words.strip())) and not parts.group(2).startswith("."):
+            statements.append(_Statement(parts.group(1), parts.group(2), parts.group(3), blocks))
+    return statements, labels
+
+
+def _reached(statements: list[_Statement], labels: Labels) -> Iterator[_Statement]:
+    """Statements that may run before a wait, in the order of the file."""
     seen: set[int] = set()
     waiting = [0]
     while waiting:
         at = waiting.pop()
-        while at < len(lines) and at not in seen:
+        while at < len(statements) and at not in seen:
             seen.add(at)
-            line = lines[at]
-            if WAIT in line:
-                break
-            if branch := _BRANCH.search(line):
-                waiting.append(_target(labels[branch.group(1)], at))
-                if not line.lstrip().startswith("@"):
-                    break
-            if _END.match(line):
+            statement = statements[at]
+            family, always = statement.parts[0], statement.guard is None
+            if family == "bra" and (target := _target(statement, labels)) is not None:
+                waiting.append(target)
+            if always and (family in ("bra", "brx", "ret", "exit", "trap") or statement.opcode.startswith(WAIT)):
                 break
             at += 1
-    return sorted(seen)
+    return (statements[at] for at in sorted(seen))
 
 
-def _target(places: list[int], at: int) -> int:
-    """Where a branch of line `at` leads. Inline assembly uses the name of its own loop again and again: the one before."""
-    return places[0] if len(places) == 1 else max((place for place in places if place <= at), default=places[0])
+def _target(branch: _Statement, labels: Labels) -> int | None:
+    """The statement that a branch leads to: its label in the innermost block around it that has one; None where there is none."""
+    around = [(blocks, at) for blocks, at in labels.get(branch.operands.strip(), ()) if branch.blocks[:len(blocks)] == blocks]
+    return max(around, key=lambda place: len(place[0]))[1] if around else None
+
+
+def _accesses(statement: _Statement) -> list[tuple[str, bool]]:
+    """(where its address is, whether it writes) of each access to global memory; the address is "" where it can't be told."""
+    parts, brackets = statement.parts, _BRACKETS.findall(statement.operands)
+    if parts[0] in ("call", "brx"):
+        return [("", True)]
+    spaces = [space for part in parts[1:] for space in ("global", *_OTHER_SPACES) if part.split("::")[0] == space]
+    if not brackets or parts[0] in _NO_MEMORY or (spaces and "global" not in spaces):
+        return []
+    from_global = parts[0] == "cp" and (spaces[-1:] == ["global"])
+    address = brackets[1] if from_global and len(brackets) > 1 else brackets[0]
+    name = _NAME.search(address)
+    return [(name.group(0) if name else "", not (from_global or parts[0] in _READS))]
 
 
 class _Origins:
     """Which parameters each register is computed from."""
 
-    def __init__(self, lines: list[str]) -> None:
+    def __init__(self, statements: list[_Statement], parameters: set[str]) -> None:
+        self.parameters = parameters
         self.sources: dict[str, set[str]] = {}
-        for line in lines:
-            text = _GUARD.sub("", line, count=1)
-            if _GLOBAL.match(text) or text.startswith(("ld.shared", "wgmma", "tcgen05", "mma", "bar", "//", "}", "{")):
+        for statement in statements:
+            if statement.parts[0] in _NO_MEMORY or ("[" in statement.operands and "param" not in statement.parts):
                 continue  # what comes from memory is a value, no address
-            into, _, rest = text.partition("}" if _PIECES.match(text) else ",")
+            into, _, rest = statement.operands.partition("}" if statement.operands.startswith("{") else ",")
             for name in _NAME.findall(into):
                 self.sources.setdefault(name, set()).update(_NAME.findall(rest))
 
@@ -121,4 +170,4 @@ class _Origins:
             if name not in seen:
                 seen.add(name)
                 waiting += self.sources.get(name, ())
-        return sorted(name for name in seen if "_param_" in name)
+        return sorted(seen & self.parameters)

@@ -118,7 +118,7 @@ def conversion_reasons(lines: list[str]) -> list[Reason]:
 
 
 def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> list[str]:
-    """What a kernel of a chain touches before it waits for the one in front, and mustn't: a line each; see early_access.py."""
+    """What a kernel of a chain touches before it waits for the one in front, and mustn't: a line each. Raises Unreadable."""
     accesses = before_wait(ptx, pointers)
     if accesses is None:
         return ["no griddepcontrol.wait"]
@@ -169,7 +169,7 @@ def judge(record: Record, wanted: Instructions, schedule: Any, target: Target, m
     lines = tuple(record.lines)
     reasons += instruction_reasons(facts["instructions"], wanted, lines)
     reasons += conversion_reasons(record.conversions)
-    reasons += early_reasons(record.ahead)
+    reasons += early_reasons(record.early_accesses)
     reasons += resource_reasons(facts["shared_bytes"], facts["tmem_columns"], target)
     spilled = max(facts["spill_store_bytes"], facts["spill_load_bytes"])
     if spilled > max_spill_bytes:

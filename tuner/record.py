@@ -22,15 +22,15 @@ FACTS = {"instructions": dict, "registers": int, "stack_bytes": int, "spill_stor
 @dataclass(frozen=True)
 class Record:
     """Facts of one compilation. stage: how far it went; failures: what stopped it (code, detail, lines); facts: those of
-    FACTS, where the stage is `sass`; ahead: what it touches too early (inspection.early_lines); early: what could have been said
-    before the end, where it was compiled to the end."""
+    FACTS, where the stage is `sass`; early_accesses: what it touches too soon (inspection.early_lines); early: what could have
+    been said before the end, where it was compiled to the end."""
 
     stage: str
     failures: list[dict[str, Any]] = field(default_factory=list)
     dots: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     conversions: list[str] = field(default_factory=list)
-    ahead: list[str] = field(default_factory=list)
+    early_accesses: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)

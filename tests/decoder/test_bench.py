@@ -25,7 +25,7 @@ def run(decoder: Decoder) -> tuple[list[bench.Run], list[str]]:
     return list(bench.run_all(decoder, PROMPTS, 2, chosen, 8, None, 2, said.append)), said
 
 
-def test_nothing_warms_up_where_there_are_no_graphs(decoder: Decoder) -> None:
+def test_nothing_warms_up_on_a_cpu(decoder: Decoder) -> None:
     runs, said = run(decoder)
     assert [r.repeat for r in runs] == [0] * 4 + [1] * 4
     assert said[0] == "repeat 1 of 2: code, ar"

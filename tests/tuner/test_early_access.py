@@ -1,14 +1,19 @@
 """What is touched before the wait, read from PTX: written by hand here, and by the compiler at the end."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tune_kernels.kernels import registry
 from tune_kernels.kernels.bundle import artefact_key
 from tune_kernels.kernels.operation import Instructions, Launch
+from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.shapes.model import NormShape, load_model_shape
 from tune_kernels.shapes.target import load_arch
-from tune_kernels.tuner.compile import _Compilation
+from tune_kernels.tuner.compile import _Compilation, launch_of, wanted_instructions
+from tune_kernels.tuner.cubin import Unreadable
 from tune_kernels.tuner.early_access import before_wait
 from tune_kernels.tuner.inspection import judge
 
@@ -34,29 +39,47 @@ WAIT = "griddepcontrol.wait; // dummy %r3"
 
 def touched(body: str) -> list[tuple[str | None, bool]]:
     """(argument, whether it is written) of each access before the wait."""
-    found = before_wait(HEAD + body + "\nret;\n}", POINTERS)
+    found = before_wait(HEAD + body + "\nret;\n}\n.func peek() {\nst.global.b32 [%rd1], %r1;\n}", POINTERS)
     assert found is not None
     return [(access.name, access.writes) for access in found]
 
 
-@pytest.mark.parametrize(("body", "expected"), [
-    (f"{WAIT}\nld.global.b32 %r2, [%rd1];", []),
-    (f"ld.global.b32 %r2, [%rd2];\n{WAIT}\nld.global.b32 %r2, [%rd1];", [("w_ptr", False)]),
-    (f"@%p1 ld.global.v4.b32 {{ %r5, %r6, %r7, %r8 }}, [ %rd1 + 16 ];\n{WAIT}", [("x_ptr", False)]),
-    (f"ld.global.b32 %r2, [%rd4];\n{WAIT}", [(None, False)]),
-    (f"st.global.b32 [%rd3], %r1;\n{WAIT}", [("out_ptr", True)]),
-    (f"atom.global.add.u32 %r2, [%rd3], 1;\n{WAIT}", [("out_ptr", True)]),
-    (f"red.global.add.u32 [%rd3], 1;\n{WAIT}", [("out_ptr", True)]),
-    (f"cp.async.cg.shared.global [ %r2 + 0 ], [ %rd1 + 0 ], 0x10, %r1;\n{WAIT}", [("x_ptr", False)]),
-    (f"cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd2, {{%r2, %r1}}], [%r2];\n{WAIT}",
-     [("w_ptr", False)]),
-    (f"cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {{%r2, %r1}}], [%r2];\n{WAIT}", [("out_ptr", True)]),
-    (f"prefetch.global.L2 [%rd1];\n{WAIT}", [("x_ptr", False)]),
-    (f"ld.shared.b32 %r2, [%r1];\nst.shared.v4.b32 [%r1], {{%r1, %r1, %r1, %r1}};\ncp.async.commit_group;\n{WAIT}", []),
-], ids=["after", "weights before", "guarded and vectorised", "scratch", "store", "atomic", "reduction", "copy", "tensor load",
-        "tensor store", "prefetch", "shared memory"])
-def test_what_counts(body: str, expected: list[tuple[str | None, bool]]) -> None:
-    assert touched(body) == expected
+READ, WEIGHTS, WRITTEN, ANYWHERE = ("x_ptr", False), ("w_ptr", False), ("out_ptr", True), (None, True)
+
+
+@pytest.mark.parametrize(("instruction", "expected"), [
+    ("ld.global.b32 %r2, [%rd2];", [WEIGHTS]),
+    ("@%p1 ld.global.v4.b32 { %r5, %r6, %r7, %r8 }, [ %rd1 + 16 ];", [READ]),
+    ("ld.v4.b32 {%r5, %r6, %r7, %r8}, [%rd1];", [READ]),
+    ("ld.relaxed.gpu.global.b32 %r2, [%rd1];", [READ]),
+    ("ldu.global.b32 %r2, [%rd1];", [READ]),
+    ("ld.global.b32 %r2, [%rd4];", [(None, False)]),
+    ("ld.global.b32 %r2, [table+4];", [(None, False)]),
+    ("ld.global.b32 %r2,\n  [%rd1];", [READ]),
+    ("ld.global.b32 %r2, [%rd2]; ld.global.b32 %r2, [%rd1];", [WEIGHTS, READ]),
+    ("{ .reg .b64 a; add.s64 a, %rd1, 16; ld.global.b32 %r2, [a]; }", [READ]),
+    ("st.global.b32 [%rd3], %r1;", [WRITTEN]),
+    ("atom.global.add.u32 %r2, [%rd3], 1;", [WRITTEN]),
+    ("red.global.add.u32 [%rd3], 1;", [WRITTEN]),
+    ("multimem.red.global.add.u32 [%rd3], 1;", [WRITTEN]),
+    ("discard.global.L2 [%rd3], 128;", [WRITTEN]),
+    ("cp.async.cg.shared.global [ %r2 + 0 ], [ %rd1 + 0 ], 0x10, %r1;", [READ]),
+    ("cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd2, {%r2, %r1}], [%r2];", [WEIGHTS]),
+    ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {%r2, %r1}], [%r2];", [WRITTEN]),
+    ("cp.async.bulk.prefetch.L2.global [%rd1], 64;", [READ]),
+    ("prefetch.global.L2 [%rd1];", [READ]),
+    ("call.uni (%r2), peek, (%rd2);", [ANYWHERE]),
+    ("@%p1 brx.idx %r1, places;", [ANYWHERE]),
+    ("ld.shared.b32 %r2, [%r1]; st.shared.v4.b32 [%r1], {%r1, %r1, %r1, %r1}; ld.volatile.shared.b32 %r2, [%r1];", []),
+    ("atom.shared.add.u32 %r2, [%r1], 1; st.async.shared::cluster.b32 [%r1], %r2, [%r2]; cp.async.commit_group;", []),
+    ("@%p1 tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {%r2};\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];", []),
+    ("mbarrier.init.shared::cta.b64 [%r1], 1; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];", []),
+    ("// ld.global.b32 %r2, [%rd1]; bra nowhere\n/* st.global.b32 [%rd3], %r1; */", []),
+])
+def test_what_counts(instruction: str, expected: list[tuple[str | None, bool]]) -> None:
+    """Before the wait; after it nothing does. What a function holds beside the entry is its own."""
+    assert touched(f"{instruction}\n{WAIT}") == expected
+    assert touched(f"{WAIT}\n{instruction}") == []
 
 
 @pytest.mark.parametrize("address", [
@@ -76,24 +99,67 @@ def test_an_index_from_memory_is_no_address() -> None:
                    "ld.global.b32 %r2, [%rd9];\n" + body) == [("w_ptr", False)]
 
 
-def test_control_flow_counts_and_not_the_order_of_lines() -> None:
-    """A loop that the compiler laid out with its end first, and a branch past the wait."""
-    turned = f"bra.uni $L1;\n$L3:\nld.global.b32 %r2, [%rd1];\n@%p1 bra $L1;\nbra.uni $L4;\n$L1:\n{WAIT}\nbra.uni $L3;\n$L4:"
-    assert touched(turned) == []
-    past = f"@%p1 bra $L2;\n{WAIT}\n$L2:\nld.global.b32 %r2, [%rd1];"
-    assert touched(past) == [("x_ptr", False)]
-    both = f"@%p1 bra $L2;\n{WAIT}\nbra.uni $L3;\n$L2:\n{WAIT}\n$L3:\nld.global.b32 %r2, [%rd1];"
-    assert touched(both) == []
+LOAD = "ld.global.b32 %r2, [%rd1];"
+
+
+@pytest.mark.parametrize(("body", "expected"), [
+    (f"bra.uni $L1;\n$L3:\n{LOAD}\n@%p1 bra $L1;\nbra.uni $L4;\n$L1:\n{WAIT}\nbra.uni $L3;\n$L4:", []),
+    (f"@%p1 bra $L2;\n{WAIT}\n$L2:\n{LOAD}", [READ]),
+    (f"@%p1 bra $L2;\n{WAIT}\nbra.uni $L3;\n$L2:\n{WAIT}\n$L3:\n{LOAD}", []),
+    (f"setp.eq.s32 %p1, %r1, 0; @%p1 bra $L2;\n{LOAD}\n$L2:\n{WAIT}", [READ]),
+    (f"$L1: @%p1 bra $L1;\n{LOAD}\n{WAIT}", [READ]),
+    (f"@%p1 griddepcontrol.wait;\n{LOAD}\n{WAIT}", [READ]),
+    (f"mov.b32 %r2, 1; // griddepcontrol.wait comes later\n{LOAD}\n{WAIT}", [READ]),
+    (f"@%p1 ret;\n{LOAD}\n{WAIT}", [READ]),
+    (f"bra.uni $L1;\n{LOAD}\n$L1:\n{WAIT}", []),
+], ids=["a loop laid out with its end first", "a branch past the wait", "a wait on either path", "two statements a line",
+        "a label before a branch", "a wait for some threads", "a wait in a comment", "an early return", "never reached"])
+def test_control_flow_counts_and_not_the_order_of_lines(body: str, expected: list[tuple[str | None, bool]]) -> None:
+    assert touched(body) == expected
 
 
 def test_names_that_inline_assembly_uses_again() -> None:
-    spin = "waitLoop:\nmbarrier.try_wait.shared.b64 complete, [%r1], %r2;\n@!complete bra.uni waitLoop;\n"
-    assert touched(f"{spin}{WAIT}\nld.global.b32 %r2, [%rd1];\n{spin}ld.global.b32 %r2, [%rd3];") == []
-    assert touched(f"{spin}ld.global.b32 %r2, [%rd2];\n{spin}{WAIT}") == [("w_ptr", False)]
+    """Each in a block of its own, back and forth."""
+    spin = "{\nwaitLoop:\nmbarrier.try_wait.shared.b64 complete, [%r1], %r2;\n@!complete bra.uni waitLoop;\n}\n"
+    skip = "{\n@!%p1 bra.uni skipWait;\nmov.b32 %r2, 1;\nskipWait:\n}\n"
+    assert touched(f"{spin}{skip}{WAIT}\n{LOAD}\n{spin}{skip}ld.global.b32 %r2, [%rd3];") == []
+    assert touched(f"{spin}{skip}ld.global.b32 %r2, [%rd2];\n{spin}{skip}{WAIT}") == [WEIGHTS]
 
 
 def test_a_kernel_that_never_waits() -> None:
-    assert before_wait(HEAD + "ld.global.b32 %r2, [%rd1];\nret;\n}", POINTERS) is None
+    """Neither does a comment that speaks of it, nor a function beside the entry."""
+    for beside in ("", f"// {WAIT}", f".func wait() {{ {WAIT} ret; }}"):
+        assert before_wait(f"{HEAD}{LOAD}\nret;\n}}\n{beside}", POINTERS) is None
+
+
+def test_parameters_are_told_apart() -> None:
+    """A descriptor is one that comes by value; fewer pointers than the kernel has mean that something isn't understood."""
+    by_value = HEAD.replace(".param .u64 .ptr .global .align 1 k_param_1,", ".param .align 64 .b8 k_param_1[128],")
+    by_value = by_value.replace("ld.param.b64 \t%rd2, [k_param_1];", "mov.b64 %rd5, k_param_1;\ncvta.param.u64 %rd2, %rd5;")
+    copy = "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd2, {%r2, %r1}], [%r2];"
+    found = before_wait(f"{by_value}{copy}\n{WAIT}\nret;\n}}", POINTERS)
+    assert found is not None
+    assert [access.name for access in found] == ["w_ptr"]
+    with pytest.raises(Unreadable, match="3 pointers among its parameters; the kernel has 4"):
+        before_wait(HEAD.replace(".ptr .global .align 1 k_param_1", "k_param_1") + f"{WAIT}\n}}", [*POINTERS, "bias_ptr"])
+    with pytest.raises(Unreadable, match="entry"):
+        before_wait("nothing", POINTERS)
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("kernel", ["norm", "attention", "down"])
+def test_what_a_kernel_declares_is_what_it_may_read(kernel: str, tmp_path: Path) -> None:
+    """As shipped it is accepted, and rejected where nothing is declared."""
+    recipe, model = load_recipe("fp8-v1"), load_model_shape("qwen2.5-7b")
+    shape = NormShape(3584, 7, quantised=True) if kernel == "norm" else model.kernel_shapes(recipe.linear_dtype, 2)[kernel]
+    schedule = registry.default_schedule(recipe, kernel, "sm_90")
+    launch = launch_of(kernel, shape, schedule, recipe.numerics)
+    wanted = wanted_instructions(kernel, shape, "sm_90")
+    codes = []
+    for allowed in (wanted, replace(wanted, ahead=())):
+        record = _Compilation(launch, load_arch("sm_90"), allowed, artefact_key(launch, 90), tmp_path / str(len(codes))).run()
+        codes.append([r.code for r in judge(record, allowed, schedule, load_arch("sm_90")).reasons])
+    assert codes == [[], ["early_access"]]
 
 
 @pytest.mark.compiles

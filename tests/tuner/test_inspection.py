@@ -56,9 +56,9 @@ def test_an_fp8_conversion_is_the_fallback_even_with_the_right_opcode() -> None:
 
 
 def test_what_is_touched_before_the_wait_is_a_fault() -> None:
-    racing = replace(GOOD, ahead=["x_ptr read: ld.global.b32 %r1, [%rd1];"])
+    racing = replace(GOOD, early_accesses=["x_ptr read: ld.global.b32 %r1, [%rd1];"])
     verdict = judge(racing, WANTED, PLAIN, B300)
-    assert [(r.code, r.lines) for r in verdict.reasons] == [("early_access", tuple(racing.ahead))]
+    assert [(r.code, r.lines) for r in verdict.reasons] == [("early_access", tuple(racing.early_accesses))]
 
 
 def test_more_blocks_an_sm_than_fit_are_a_resource_limit() -> None:

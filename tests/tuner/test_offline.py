@@ -17,7 +17,7 @@ from tune_kernels.tuner import compile as compilation
 from tune_kernels.tuner.errors import OutputError
 from tune_kernels.tuner.inspection import CODES, STAGES
 from tune_kernels.tuner.offline import Progress, Request, sweep
-from tune_kernels.tuner.record import record_path
+from tune_kernels.tuner.record import SCHEMA, record_path
 from tune_kernels.tuner.report import FACT_FIELDS, VARIANT_FIELDS, read_report
 
 pytestmark = pytest.mark.compiles
@@ -137,7 +137,7 @@ def test_what_is_damaged_is_compiled_again_and_nothing_else(swept: Path, space: 
     os.unlink(cubin)
     cubin.write_bytes(b"\x7fELF")
     with_artefact[1].write_text(with_artefact[1].read_text()[:50])
-    with_artefact[2].write_text(with_artefact[2].read_text().replace("record/1", "record/9"))
+    with_artefact[2].write_text(with_artefact[2].read_text().replace(SCHEMA, "another/schema"))
     shutil.rmtree(artefacts[3])
     again = sweep(request(out, space))
     assert again["counts"]["variants"] - again["counts"]["cached"] == 4

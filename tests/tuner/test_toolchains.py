@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import triton
 from tune_kernels.kernels import bundle
+from tune_kernels.kernels.fixed import FIXED
 from tune_kernels.schedules.recipe import load_recipe, recipe_names
 from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.shapes.model import LinearShape
@@ -96,6 +97,13 @@ def test_what_all_versions_agree_on(report: dict[str, Any], arch: str) -> None:
     assert one(report, "lm_head", arch)["instructions"] == [bf16]
     assert {one(report, "merge", arch, BLOCK_D=n)["verdict"] for n in (32, 128)} == {"accepted"}
     assert report["audit"]["disagreed"] == []
+
+
+def test_no_kernel_that_is_not_tuned_spills(report: dict[str, Any]) -> None:
+    """They have one schedule for every version."""
+    fixed = [v for v in report["variants"] if v["kernel"] in FIXED]
+    assert len({v["kernel"] for v in fixed}) > 10
+    assert [(v["kernel"], v["target"]) for v in fixed if v["spill_store_bytes"] or v["spill_load_bytes"]] == []
 
 
 def test_sm_103_is_truly_inspected(report: dict[str, Any]) -> None:
