@@ -23,7 +23,7 @@ from .operation import Launch, Operation, common_contract, options, require, req
 if TYPE_CHECKING:
     import torch
 
-FEW_ROWS, PROMPT_ROWS = 16, 8  # up to so many rows a program takes one, and beyond so many: a prompt has too many of them
+FEW_ROWS, PROMPT_ROWS = 16, 8  # a program takes one row where a launch has up to 16, and 8 of a prompt's, which has many
 
 
 @triton.jit(do_not_specialize=["rows"])
