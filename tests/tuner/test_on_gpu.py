@@ -390,6 +390,18 @@ def test_a_recording_made_on_an_h200_ranks_as_it_did_there() -> None:
     assert (outcome.recording.calls["compiler"], outcome.recording.calls["ptxas"]) == (0, 0)
 
 
+@pytest.mark.parametrize("run", sorted(H200_RUN.parent.rglob("*.json")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_what_an_h200_measured_is_within_the_recipes_limits(run: Path) -> None:
+    """Each candidate's error against fp64, and room below: a limit that the next machine would break is none."""
+    recorded = recording.load(run)
+    limits = RECIPE.max_rms_error
+    for contest in recorded.contests.values():
+        for name, checked in contest.checked.items():
+            split = getattr(contest.entrants[name].schedule, "split_k", 1) > 1
+            most = limits.partials if split else limits.swiglu if getattr(contest.shape, "swiglu", False) else limits.output
+            assert checked.error is not None and checked.error <= 0.85 * most, (contest.kernel, name)
+
+
 def test_a_recorded_drafter_left_its_models_rows_alone() -> None:
     outcome = on_gpu.replay(H200_RUN.with_name("h200-qwen2.5-7b-eagle3.json"))
     assert set(outcome.said.rejected) == {"o"}
