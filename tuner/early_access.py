@@ -7,8 +7,8 @@ then.
 
 The control flow is followed from the entry to every wait, so what is reached only after one doesn't count, wherever it stands in
 the file. Every instruction with a memory operand counts but those that name another space than the global one or are known to
-need none; an address belongs to the parameters that it is computed from. What isn't understood (a call, a computed branch) counts
-as a write to anywhere.
+need none; an address belongs to the parameters that it is computed from. A call or a computed branch isn't followed and counts as
+a write to anywhere; text that can't be read is an error.
 """
 
 import re
@@ -65,7 +65,7 @@ def before_wait(ptx: str, pointers: Sequence[str]) -> list[Access] | None:
     pointers: its arguments that are pointers or tensor descriptors, in order; Triton's own scratch pointers come after them.
 
     Raises:
-        Unreadable: no entry, or fewer parameters than arguments.
+        Unreadable: no entry or no end of it, a branch to nowhere, or fewer parameters than arguments.
     """
     match = _ENTRY.search(ptx)
     if match is None:
@@ -108,6 +108,8 @@ def _read(body: str) -> tuple[list[_Statement], Labels]:
             blocks = blocks[:-1]
         elif words and (parts := _STATEMENT.match(words.strip())) and not parts.group(2).startswith("."):
             statements.append(_Statement(parts.group(1), parts.group(2), parts.group(3), blocks))
+    if blocks:
+        raise Unreadable("PTX that ends within its entry")
     return statements, labels
 
 
@@ -121,18 +123,20 @@ def _reached(statements: list[_Statement], labels: Labels) -> Iterator[_Statemen
             seen.add(at)
             statement = statements[at]
             family, always = statement.parts[0], statement.guard is None
-            if family == "bra" and (target := _target(statement, labels)) is not None:
-                waiting.append(target)
+            if family == "bra":
+                waiting.append(_target(statement, labels))
             if always and (family in ("bra", "brx", "ret", "exit", "trap") or statement.opcode.startswith(WAIT)):
                 break
             at += 1
     return (statements[at] for at in sorted(seen))
 
 
-def _target(branch: _Statement, labels: Labels) -> int | None:
-    """The statement that a branch leads to: its label in the innermost block around it that has one; None where there is none."""
+def _target(branch: _Statement, labels: Labels) -> int:
+    """The statement that a branch leads to: its label in the innermost block around it that has one. Raises Unreadable."""
     around = [(blocks, at) for blocks, at in labels.get(branch.operands.strip(), ()) if branch.blocks[:len(blocks)] == blocks]
-    return max(around, key=lambda place: len(place[0]))[1] if around else None
+    if not around:
+        raise Unreadable(f"PTX with a branch to nowhere: {branch.text}")
+    return max(around, key=lambda place: len(place[0]))[1]
 
 
 def _accesses(statement: _Statement) -> list[tuple[str, bool]]:
@@ -143,7 +147,7 @@ def _accesses(statement: _Statement) -> list[tuple[str, bool]]:
     spaces = [space for part in parts[1:] for space in ("global", *_OTHER_SPACES) if part.split("::")[0] == space]
     if not brackets or parts[0] in _NO_MEMORY or (spaces and "global" not in spaces):
         return []
-    from_global = parts[0] == "cp" and (spaces[-1:] == ["global"])
+    from_global = parts[0] == "cp" and spaces[-1:] == ["global"]
     address = brackets[1] if from_global and len(brackets) > 1 else brackets[0]
     name = _NAME.search(address)
     return [(name.group(0) if name else "", not (from_global or parts[0] in _READS))]

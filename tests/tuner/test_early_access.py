@@ -142,8 +142,18 @@ def test_parameters_are_told_apart() -> None:
     assert [access.name for access in found] == ["w_ptr"]
     with pytest.raises(Unreadable, match="3 pointers among its parameters; the kernel has 4"):
         before_wait(HEAD.replace(".ptr .global .align 1 k_param_1", "k_param_1") + f"{WAIT}\n}}", [*POINTERS, "bias_ptr"])
-    with pytest.raises(Unreadable, match="entry"):
-        before_wait("nothing", POINTERS)
+
+
+@pytest.mark.parametrize(("ptx", "said"), [
+    ("nothing", "without an entry"),
+    (f"{HEAD}{WAIT}\n", "ends within"),
+    (f"{HEAD}{WAIT}\nst.global.b32 [%rd3], %r1\n}}", "ends within"),
+    (f"{HEAD}bra.uni $L9;\n{WAIT}\n}}", "branch to nowhere: bra.uni"),
+    (f"{HEAD}{{\nhidden:\n}}\n@%p1 bra hidden;\n{WAIT}\n}}", "nowhere: @%p1 bra hidden"),
+], ids=["no entry", "no end", "no semicolon", "no label", "a label of another block"])
+def test_what_cannot_be_read_is_told(ptx: str, said: str) -> None:
+    with pytest.raises(Unreadable, match=said):
+        before_wait(ptx, POINTERS)
 
 
 @pytest.mark.compiles
