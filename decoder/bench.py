@@ -20,7 +20,7 @@ import torch
 
 from .engine import Decoder, Result, torch_device
 from .errors import RequestError
-from .graphs import EAGER_RUNS
+from .graphs import WARM_UP
 from .naive import Naive
 from .scripted import ScriptedDrafter
 from .stats import Stats
@@ -116,11 +116,10 @@ def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chose
 
 
 def warm_up_repeats(decoder: Decoder) -> int:
-    """As many as it takes until each pass is replayed from its graph, the run that captures it included; one where kernels are
-    only to be loaded, none on a CPU."""
+    """As many as it takes until each pass is only replayed; one where kernels are just to be loaded, none on a CPU."""
     if decoder.model.device.type != "cuda":
         return 0
-    return EAGER_RUNS + 1 if getattr(decoder.model, "graphs_enabled", False) else 1
+    return WARM_UP if getattr(decoder.model, "graphs_enabled", False) else 1
 
 
 def which_repeat(repeat: int, repeats: int) -> str:

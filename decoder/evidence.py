@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..schedules.store import Found
+from ..shapes.files import replace_text
 from .check import KINDS, CheckResult
 from .errors import RequestError
 
@@ -47,10 +48,7 @@ class Evidence:
 
     def write(self, path: Path) -> None:
         """Writes the file whole or not at all. Raises RequestError where that can't be done."""
-        part = path.with_name(path.name + ".part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            part.replace(path)
+            replace_text(path, json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n")
         except OSError as e:
             raise RequestError(f"{path}: {e.strerror}", expected="a place where the evidence can be written") from None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 EAGER_RUNS = 2  # of a pass before it is captured: kernels get loaded, and a pass that is used once costs no capture
+WARM_UP = EAGER_RUNS + 1  # runs after which a pass is only replayed: the last of them captures it
 
 
 class Graphs:

@@ -203,8 +203,7 @@ def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *,
 
 
 def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor",
-                      out: "torch.Tensor", *, rows: int, numerics: Numerics,
-                      schedule: PrefillSchedule = ATTENTION_SCHEDULE) -> None:
+                      out: "torch.Tensor", *, rows: int, numerics: Numerics) -> None:
     """q, out [>= rows, num_heads, head_dim] bf16, contiguous; caches [slots, num_kv_heads, head_dim]; length [1] int32 on the
     device: tokens in the cache before the first row, whose own keys are already there.
 
@@ -219,6 +218,7 @@ def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torc
                "stride_vh": v_cache.stride(1)}
     require_strides(**strides)
     require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, out=out)
-    prefill_attention_launch(AttentionShape(num_heads, num_kv_heads, head_dim), schedule, numerics)(
-        (triton.cdiv(rows, schedule.BLOCK_M), num_heads), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, o_ptr=out,
+    tiles = ATTENTION_SCHEDULE
+    prefill_attention_launch(AttentionShape(num_heads, num_kv_heads, head_dim), tiles, numerics)(
+        (triton.cdiv(rows, tiles.BLOCK_M), num_heads), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, o_ptr=out,
         scale=head_dim**-0.5, rows=rows, **strides)

@@ -25,7 +25,7 @@ import triton
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.bench import scripted_hits, scripted_pattern
 from tune_kernels.decoder.drafters import load_drafter
-from tune_kernels.decoder.graphs import EAGER_RUNS
+from tune_kernels.decoder.graphs import WARM_UP
 from tune_kernels.decoder.kv_cache import Appended
 from tune_kernels.decoder.profile import (
     graph_us,
@@ -45,7 +45,6 @@ from tune_kernels.kernels.norm import norm
 from tune_kernels.kernels.rope import rope_append
 
 PROMPT, NEW_TOKENS, REPEATS, DRAFT_LENGTH, BRANCHES = 128, 512, 5, 4, 4
-WARM_UP = EAGER_RUNS + 1  # runs until each pass comes from its graph
 FP8_PEAK = 1979e12  # FLOP/s, dense, of the H200's data sheet; two e4m3 terms an activation make two products of each
 SCHEMA = "tune-kernels/decode-bench/1"
 

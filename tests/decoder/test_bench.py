@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tune_kernels.decoder import Decoder, bench
-from tune_kernels.decoder.graphs import EAGER_RUNS, Graphs
+from tune_kernels.decoder.graphs import WARM_UP, Graphs
 from tune_kernels.schedules.recipe import Recipe
 from tune_kernels.shapes.model import ModelShape
 
@@ -33,9 +33,9 @@ def test_nothing_warms_up_on_a_cpu(decoder: Decoder) -> None:
 
 def test_runs_that_warm_up_are_in_no_figure(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as it takes until each pass comes from its graph."""
-    monkeypatch.setattr(bench, "warm_up_repeats", lambda decoder: EAGER_RUNS)
+    monkeypatch.setattr(bench, "warm_up_repeats", lambda decoder: WARM_UP)
     runs, said = run(decoder)
-    assert sum(r.repeat < 0 for r in runs) == 4 * EAGER_RUNS
+    assert sum(r.repeat < 0 for r in runs) == 4 * WARM_UP
     assert said[0] == "warming up: code, ar"
     for r in runs:
         if r.repeat < 0:
@@ -55,7 +55,7 @@ def test_a_warm_up_run_with_other_tokens_is_told(decoder: Decoder, monkeypatch: 
     assert bench.differing(runs) == ["code, sd K=2, warming up", "code, sd K=2"]
 
 
-@pytest.mark.parametrize(("graphs", "expected"), [(True, EAGER_RUNS + 1), (False, 1)])
+@pytest.mark.parametrize(("graphs", "expected"), [(True, WARM_UP), (False, 1)])
 def test_every_graph_is_captured_before_anything_is_timed(graphs: bool, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass that one request a repeat makes, as a prompt's."""
     model = SimpleNamespace(device=torch.device("cuda"), graphs_enabled=graphs)
@@ -64,6 +64,8 @@ def test_every_graph_is_captured_before_anything_is_timed(graphs: bool, expected
     store = Graphs(graphs, torch.device("cpu"))
     store.enabled = graphs
     monkeypatch.setattr(store, "capture", lambda launches: SimpleNamespace(replay=lambda: None))
-    for _ in range(repeats):
+    for _ in range(repeats - 1):
         store.run("a prompt's pass", lambda: None)
+    assert not store.graphs, "one repeat less isn't enough"
+    store.run("a prompt's pass", lambda: None)
     assert bool(store.graphs) == graphs

@@ -75,12 +75,6 @@ def expected(self_drafted: Decoder) -> list[int]:
     return found
 
 
-def may_end(expected: list[int], at: int) -> None:
-    """Skips where the token came before: random weights emit other tokens on a GPU."""
-    if expected[at] in expected[:at]:
-        pytest.skip(f"token {at} came before: {expected}")
-
-
 @pytest.fixture(autouse=True)
 def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rounds in flight when a request ends: each costs a second of the interpreter."""
@@ -236,7 +230,7 @@ def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected:
 def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, expected: list[int]) -> None:
     """cases.md, Decoding 6, 8: an end that is accepted, or is the recovery token, stops there, at the limit as well; the limit
     likewise. In resident rounds, of three drafted tokens; in SSD, drafted by a branch from the second round on."""
-    may_end(expected, at)
+    at = expected.index(expected[at])  # on a GPU random weights emit other tokens: one that came before ends there
     stopped = decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=3, stop_token_ids=[expected[at]])
     assert (stopped.token_ids, stopped.finish_reason) == (expected[:at + 1], "stop")
     limited = decoder.generate(PROMPT, mode, max_new_tokens=at + 1, draft_length=3)
@@ -250,11 +244,10 @@ def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, 
 
 
 def test_more_ends_than_the_device_holds_are_driven(decoder: Decoder, expected: list[int]) -> None:
-    may_end(expected, 3)
     others = sorted(set(range(SHAPE.vocab_size)) - set(expected))
     result = decoder.generate(PROMPT, "sd", max_new_tokens=6, draft_length=3, stop_token_ids=[*others, expected[3]])
     assert len(others) >= resident.ENDS
-    assert (result.token_ids, result.finish_reason) == (expected[:4], "stop")
+    assert (result.token_ids, result.finish_reason) == (expected[:expected.index(expected[3]) + 1], "stop")
 
 
 def test_the_last_slot_of_the_cache_is_used(load: Load) -> None:
