@@ -225,7 +225,7 @@ def _show_promoted(evidence: Any, written: Sequence[Path]) -> None:
 @click.command()
 @model_options
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), default=MODES, show_default=True)
-@click.option("--draft-length", "draft_lengths", multiple=True, type=int, default=(4,), show_default=True,
+@click.option("--draft-length", "draft_lengths", multiple=True, type=click.IntRange(1, 15), default=(4,), show_default=True,
               help="May be given several times: a K sweep.")
 @click.option("--branches", default=4, show_default=True)
 @click.option("--scripted-tau", type=float, default=None, help="Replay the AR run at this many tokens a round; the drafter "

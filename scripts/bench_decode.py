@@ -25,6 +25,7 @@ import triton
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.bench import scripted_hits, scripted_pattern
 from tune_kernels.decoder.drafters import load_drafter
+from tune_kernels.decoder.engine import torch_device
 from tune_kernels.decoder.graphs import WARM_UP
 from tune_kernels.decoder.kv_cache import Appended
 from tune_kernels.decoder.profile import (
@@ -43,6 +44,7 @@ from tune_kernels.kernels.activation import segments, swiglu
 from tune_kernels.kernels.fixed import FIXED
 from tune_kernels.kernels.norm import norm
 from tune_kernels.kernels.rope import rope_append
+from tune_kernels.shapes.errors import UserError
 
 PROMPT, NEW_TOKENS, REPEATS, DRAFT_LENGTH, BRANCHES = 128, 512, 5, 4, 4
 FP8_PEAK = 1979e12  # FLOP/s, dense, of the H200's data sheet; two e4m3 terms an activation make two products of each
@@ -166,7 +168,7 @@ def first_token(decoder: Decoder, length: int, ceiling: float) -> dict[str, floa
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """All of it."""
-    device = torch.device("cuda")
+    device = torch_device("cuda")
     ceiling = read_ceiling_tb_s(device)
     torch.cuda.empty_cache()
     choice = Options(options.schedules, options.allow_untuned)
@@ -276,4 +278,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (UserError, OSError) as e:
+        sys.exit(f"error: {e}")

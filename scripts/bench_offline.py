@@ -24,7 +24,7 @@ from tune_kernels.kernels import bundle, registry
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import schedule_from_dict
 from tune_kernels.shapes.model import shape_from_dict
-from tune_kernels.shapes.target import load_arch
+from tune_kernels.shapes.target import ARCHES, load_arch
 from tune_kernels.tuner import compile as compilation
 from tune_kernels.tuner.inspection import blocks_per_sm
 from tune_kernels.tuner.report import Report
@@ -138,7 +138,7 @@ def measure(target: str, baseline: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="sm_103")
+    parser.add_argument("--target", default="sm_103", choices=ARCHES)
     parser.add_argument("--baseline", type=int, default=48, help="tuned variants that the plain loop compiles too")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

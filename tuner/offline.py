@@ -13,7 +13,8 @@ from typing import Any
 from ..kernels import registry
 from ..kernels.bundle import kernel_digest
 from ..schedules import store
-from ..schedules.recipe import Recipe, load_recipe
+from ..schedules.errors import ScheduleError
+from ..schedules.recipe import Recipe, load_recipe, recipe_names
 from ..schedules.schedule import schedule_to_dict
 from ..shapes.fields import nearest
 from ..shapes.model import load_model_shape, shape_to_dict
@@ -81,6 +82,9 @@ def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress:
     targets = [load_arch(name) for name in dict.fromkeys(request.targets)]
     kernels = _kernels(request.kernels, list(shape.kernel_shapes()), shape.name)
     recipe = load_recipe(request.recipe)
+    if not recipe.defaults:
+        raise ScheduleError(f"recipe {recipe.name} has no kernels", expected="a recipe with default schedules",
+                            action="choose one of " + ", ".join(n for n in recipe_names() if load_recipe(n).defaults))
     space = load_space(request.space)
     shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
     toolchain = read_toolchain(targets, recipe.numerics)

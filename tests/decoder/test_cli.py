@@ -60,6 +60,7 @@ def test_generate_on_random_weights_takes_ids(runner: CliRunner) -> None:
     (["generate", "x", "--weights", "random:0", "--model", "smollm2-135m", "--drafter-device", "cuda:99"], "cuda:99"),
     (["bench", "--prompts", "/nowhere"], "/nowhere"),
     (["bench", "--scripted-tau", "9"], "at most K"),
+    (["bench", "--draft-length", "0"], "1<=x<=15"),
     (["roofline", "--target", "nvidia-b301"], "did you mean"),
     (["roofline", "--tau", "2"], "exactly one"),
     (["roofline", "--bandwidth", "0"], "above 0"),

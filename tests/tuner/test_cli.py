@@ -71,6 +71,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["--kernel", "fc"], ["unknown kernel 'fc'", "qwen2.5-7b"]),
     (["--space", "defualt"], ["unknown space", "did you mean 'default'"]),
     (["--recipe", "fp8"], ["unknown recipe", "fp8-v1"]),
+    (["--recipe", "fp32"], ["recipe fp32 has no kernels", "choose one of bf16, fp8-v1"]),
     (["--executor", "nowhere:make", "--kernel", "merge", "--target", "sm_90"], ["executor 'nowhere:make'"]),
     (["--jobs", "0"], ["--jobs"]),
     (["--max-spill-bytes", "-1"], ["--max-spill-bytes"]),
