@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import torch
 
     from ..schedules.recipe import Recipe
-    from .kv_cache import KVCache, Rows
-    from .loader import Checkpoint
+    from .checkpoint.loader import Checkpoint
+    from .on_torch.cache import KVCache, Rows
 
-BACKENDS = {"torch": ".model:load_torch_model", "triton": ".triton_model:load_triton_model"}
+BACKENDS = {"torch": ".on_torch.model:load_torch_model", "triton": ".on_gpu.model:load_triton_model"}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..shapes.errors import UserError
 
-DATA = Path(__file__).parent.parent / "tests" / "data"  # in a checkout; elsewhere the options name the files
+DATA = Path(__file__).parent / "checks" / "data"
 MODES = ("ar", "sd", "ssd")
 
 
@@ -170,9 +170,9 @@ def _compare(decoder: Any, prompt: Any, options: dict[str, Any], as_json: bool) 
 @told
 def verify(as_json: bool, out: Path, **options: Any) -> None:
     """Check a model under a recipe: agreement, reference, quality. Exit code 1 if any check fails."""
-    from .upgrade import upgrade
-    from .verify import Plan
-    from .verify import verify as run
+    from .checks.upgrade import upgrade
+    from .checks.verify import Plan
+    from .checks.verify import verify as run
 
     progress = Progress()
 
@@ -246,7 +246,7 @@ def bench(modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
           which: str, repeats: int | None, max_new_tokens: int, naive: bool, profile: bool, long: int | None, out: Path | None,
           as_json: bool, **loading: Any) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
-    from .bench import configs, differing, load_prompts, long_run, naive_baseline, run_all, summary
+    from .bench.bench import configs, differing, load_prompts, long_run, naive_baseline, run_all, summary
     from .errors import RequestError
 
     if scripted_tau is not None and not 1 <= scripted_tau <= min(draft_lengths) + 1:
@@ -288,7 +288,7 @@ def bench(modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
 
 def _profile(decoder: Any, rows: int) -> dict[str, Any]:
     """Where the time of a pass goes, with one row and with `rows`, after half the cache's tokens."""
-    from .profile import profile, read_ceiling_tb_s, to_dicts
+    from .on_gpu.profile import profile, read_ceiling_tb_s, to_dicts
 
     ceiling = read_ceiling_tb_s(decoder.model.device)
     length = min(decoder.capacity // 2, 512)
@@ -346,9 +346,9 @@ def roofline(model: str, drafter_model: str, sku: str, recipe: str, bandwidth: f
     from ..schedules.recipe import load_recipe
     from ..shapes.model import load_model_shape
     from ..shapes.target import load_sku
+    from .bench.roofline import Times, best, floor_ms, from_bench, predict, step_bytes, to_dict, tokens_per_round
+    from .checkpoint.precision import precision_of
     from .errors import RequestError
-    from .precision import precision_of
-    from .roofline import Times, best, floor_ms, from_bench, predict, step_bytes, to_dict, tokens_per_round
 
     if tau is not None and len(draft_lengths) != 1:
         raise RequestError("--tau was measured at one draft length", expected="exactly one --draft-length beside it")

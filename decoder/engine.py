@@ -15,17 +15,17 @@ from ..schedules.recipe import Recipe, load_recipe
 from ..schedules.schedule import Schedule
 from ..shapes.model import ModelShape
 from .backend import Model, load_model
+from .checkpoint.loader import load_checkpoint
 from .drafter import Drafter, max_rows
-from .drafters import load_drafter
+from .drafters.load import load_drafter
 from .errors import LoadError, RequestError
-from .loader import load_checkpoint
-from .output import EndRules, Output, validated_stop
+from .request.output import EndRules, Output, validated_stop
+from .request.rounds import autoregressive, speculative, speculative_speculative
+from .request.session import Session
+from .request.tokenizer import Tokenizer, load_tokenizer
 from .sampling import Chooser, make_chooser
 from .selection import Options
-from .session import Session
-from .speculate import autoregressive, speculative, speculative_speculative
 from .stats import Stats
-from .tokenizer import Tokenizer, load_tokenizer
 
 MODES = ("ar", "sd", "ssd")
 DEFAULT_CAPACITY = 4096  # slots, where the model has as many positions and the caller doesn't say
@@ -166,7 +166,7 @@ class Decoder:
               features: torch.Tensor | None) -> Iterator[None]:
         """The request's rounds: on the device where it can run them, else driven from here."""
         if self.model.notes.name == "triton" and request.chooser.greedy and request.logprobs is None:
-            from .resident import resident_rounds
+            from .on_gpu.rounds import resident_rounds
 
             loop = resident_rounds(session, self.cache, drafter, features, request.draft_length,
                                    request.branches if request.mode == "ssd" else 0, request.rules)

@@ -17,8 +17,8 @@ from ..schedules.schedule import Schedule, schedule_id, schedule_to_dict
 from ..schedules.store import Found
 from ..shapes.model import KernelShape, ModelShape
 from ..shapes.target import Target, load_sku, sku_of
+from .checkpoint.precision import precision_of
 from .errors import LoadError
-from .precision import precision_of
 
 KERNELS = ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")
 INTERPRETED = "nvidia-h200"  # stands for the CPU where Triton's interpreter runs the kernels

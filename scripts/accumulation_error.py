@@ -30,12 +30,12 @@ from tune_kernels.schedules.recipe import Numerics, Recipe, load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule, schedule_to_dict
 from tune_kernels.shapes.model import LinearShape, load_model_shape
 from tune_kernels.shapes.target import Target
-from tune_kernels.tuner import gpu_state
-from tune_kernels.tuner.measure import Bench, Problem, TimeTask, rounds_of
-from tune_kernels.tuner.operands import LinearCase, Operands, relative_rms
-from tune_kernels.tuner.record import write_json
-from tune_kernels.tuner.report import describe_schedule
-from tune_kernels.tuner.timing import Batch, distribution
+from tune_kernels.tuner.offline.record import write_json
+from tune_kernels.tuner.offline.report import describe_schedule
+from tune_kernels.tuner.on_gpu.samples.timing import Batch, distribution
+from tune_kernels.tuner.on_gpu.worker import gpu_state
+from tune_kernels.tuner.on_gpu.worker.measure import Bench, Problem, TimeTask, rounds_of
+from tune_kernels.tuner.on_gpu.worker.operands import LinearCase, Operands, relative_rms
 
 NEVER = 0
 EVERY = (NEVER, 512, 256, 128, 64, 32)  # products along K; 32 is one FP8 instruction

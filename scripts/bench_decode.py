@@ -23,12 +23,12 @@ from typing import Any
 import torch
 import triton
 from tune_kernels.decoder import Decoder
-from tune_kernels.decoder.bench import scripted_hits, scripted_pattern
-from tune_kernels.decoder.drafters import load_drafter
+from tune_kernels.decoder.bench.bench import scripted_hits, scripted_pattern
+from tune_kernels.decoder.drafters.load import load_drafter
+from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.engine import torch_device
-from tune_kernels.decoder.graphs import WARM_UP
-from tune_kernels.decoder.kv_cache import Appended
-from tune_kernels.decoder.profile import (
+from tune_kernels.decoder.on_gpu.graphs import WARM_UP
+from tune_kernels.decoder.on_gpu.profile import (
     graph_us,
     median_us,
     pass_launches,
@@ -38,7 +38,7 @@ from tune_kernels.decoder.profile import (
     read_ceiling_tb_s,
     to_dicts,
 )
-from tune_kernels.decoder.scripted import ScriptedDrafter
+from tune_kernels.decoder.on_torch.cache import Appended
 from tune_kernels.decoder.selection import Options
 from tune_kernels.kernels.activation import segments, swiglu
 from tune_kernels.kernels.fixed import FIXED

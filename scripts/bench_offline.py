@@ -25,9 +25,9 @@ from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import schedule_from_dict
 from tune_kernels.shapes.model import shape_from_dict
 from tune_kernels.shapes.target import ARCHES, load_arch
-from tune_kernels.tuner import compile as compilation
-from tune_kernels.tuner.inspection import blocks_per_sm
-from tune_kernels.tuner.report import Report
+from tune_kernels.tuner.offline import compile as compilation
+from tune_kernels.tuner.offline.inspection import blocks_per_sm
+from tune_kernels.tuner.offline.report import Report
 
 FAMILIES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b")
 

@@ -21,15 +21,18 @@ from typing import Any
 
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.shapes.errors import UserError
-from tune_kernels.tuner import gpu_state, pool, recording, survivors
-from tune_kernels.tuner.calibration import Calibration, calibrate, calibrate_on
-from tune_kernels.tuner.measure import Problem
-from tune_kernels.tuner.race import CONFIRM_ROUNDS
-from tune_kernels.tuner.ranking import rank
-from tune_kernels.tuner.record import write_json
-from tune_kernels.tuner.report import read_report
-from tune_kernels.tuner.timing import Batch, batch_from_dict, batch_to_dict
-from tune_kernels.tuner.worker import GpuMeasurer, gpu_executor
+from tune_kernels.tuner import pool
+from tune_kernels.tuner.offline.record import write_json
+from tune_kernels.tuner.offline.report import read_report
+from tune_kernels.tuner.on_gpu import survivors
+from tune_kernels.tuner.on_gpu.samples import recording
+from tune_kernels.tuner.on_gpu.samples.calibration import Calibration, calibrate, calibrate_on
+from tune_kernels.tuner.on_gpu.samples.race import CONFIRM_ROUNDS
+from tune_kernels.tuner.on_gpu.samples.ranking import rank
+from tune_kernels.tuner.on_gpu.samples.timing import Batch, batch_from_dict, batch_to_dict
+from tune_kernels.tuner.on_gpu.worker import gpu_state
+from tune_kernels.tuner.on_gpu.worker.measure import Problem
+from tune_kernels.tuner.on_gpu.worker.measurer import GpuMeasurer, gpu_executor
 
 ONE, OTHER = "one", "the same"
 AT_ONCE = 10  # comparisons in one task

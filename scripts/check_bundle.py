@@ -21,11 +21,11 @@ from tune_kernels.kernels import registry
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import schedule_from_dict
 from tune_kernels.shapes.model import shape_from_dict
-from tune_kernels.tuner import gpu_state, measure
-from tune_kernels.tuner.calls import count_calls
-from tune_kernels.tuner.gate import Checked, Failure, checked_to_dict
-from tune_kernels.tuner.measure import Problem
-from tune_kernels.tuner.report import read_report
+from tune_kernels.tuner.offline.report import read_report
+from tune_kernels.tuner.on_gpu.samples.gate import Checked, Failure, checked_to_dict
+from tune_kernels.tuner.on_gpu.worker import gpu_state, measure
+from tune_kernels.tuner.on_gpu.worker.calls import count_calls
+from tune_kernels.tuner.on_gpu.worker.measure import Problem
 
 
 def check(variant: dict[str, Any], target: str, recipe: str, bundle: Path) -> Checked:

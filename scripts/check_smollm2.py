@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import torch
 from tune_kernels.decoder import Decoder
-from tune_kernels.decoder.loader import SMOLLM2, load_checkpoint
-from tune_kernels.decoder.reference import hugging_face_model
+from tune_kernels.decoder.checkpoint.loader import SMOLLM2, load_checkpoint
+from tune_kernels.decoder.checks.reference import hugging_face_model
 
-PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "prompts.toml"
+PROMPTS = Path(__file__).parent.parent / "decoder" / "checks" / "data" / "prompts.toml"
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""The naive decoders (tune_kernels/decoder/naive.py) alone on the six evaluation prompts. `tune-kernels bench --naive` runs
+"""The naive decoders (tune_kernels/decoder/bench/naive.py) alone on the six evaluation prompts. `tune-kernels bench --naive` runs
 them in turn with the decoder. Prints a line a mode and one JSON line."""
 
 import json
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 import torch
-from tune_kernels.decoder.loader import SMOLLM2, resolve
-from tune_kernels.decoder.naive import MODES, Naive
+from tune_kernels.decoder.bench.naive import MODES, Naive
+from tune_kernels.decoder.checkpoint.loader import SMOLLM2, resolve
+from tune_kernels.decoder.request.tokenizer import load_tokenizer
 from tune_kernels.decoder.stats import Stats
-from tune_kernels.decoder.tokenizer import load_tokenizer
 
-PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "prompts.toml"
+PROMPTS = Path(__file__).parent.parent / "decoder" / "checks" / "data" / "prompts.toml"
 
 
 @click.command()

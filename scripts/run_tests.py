@@ -34,7 +34,7 @@ def main() -> int:
             run("interpreting", here, ["-m", "interpreter"], TRITON_INTERPRET="1")]
     for ready in sorted(ROOT.glob(".venv-triton-*/ready")):
         runs.append(run(ready.parent.name.removeprefix(".venv-"), ready.parent / "bin" / "python",
-                        ["tests/tuner/test_toolchains.py"]))
+                        ["tests/tuner/offline/test_toolchains.py"]))
     total = {kind: sum(r.get(kind, 0) for r in runs) for kind in ("passed", "failed", "skipped")}
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     return 1 if total["failed"] or not total["passed"] else 0

@@ -21,10 +21,10 @@ import triton.language as tl
 from tune_kernels.kernels.registry import default_schedule
 from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.shapes.model import MergeShape, load_model_shape
-from tune_kernels.tuner import gpu_state
-from tune_kernels.tuner.measure import Bench, Problem, TimeTask, rounds_of
-from tune_kernels.tuner.operands import CLASS_ROWS, MergeCase, Operands
-from tune_kernels.tuner.timing import Batch, distribution, paired, ratios
+from tune_kernels.tuner.on_gpu.samples.timing import Batch, distribution, paired, ratios
+from tune_kernels.tuner.on_gpu.worker import gpu_state
+from tune_kernels.tuner.on_gpu.worker.measure import Bench, Problem, TimeTask, rounds_of
+from tune_kernels.tuner.on_gpu.worker.operands import CLASS_ROWS, MergeCase, Operands
 
 OCCUPANCIES = (600, 2_000, 83_000)  # tokens in the cache; the worklog saw the old merge at 83,000
 ROUNDS, COPIES, LAUNCHES = 96, 4, 64

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def device() -> str:
         return "cuda"
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no GPU; the interpreter runs these tests with TRITON_INTERPRET=1")
-    path = Path(__file__).parent / "kernels" / "interpreter_repair.py"
+    path = Path(__file__).parent / "support" / "interpreter_repair.py"
     spec = importlib.util.spec_from_file_location("interpreter_repair", path)
     assert spec and spec.loader
     repair = importlib.util.module_from_spec(spec)
@@ -46,7 +46,7 @@ def _new_memory_holds_nan() -> Iterator[None]:
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
         return
-    from tune_kernels.tuner.operands import poisoned
+    from tune_kernels.tuner.on_gpu.worker.operands import poisoned
 
     with poisoned():
         yield

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..shapes.errors import UserError
-from .classes_command import with_classes
+from .on_gpu.classes_command import with_classes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .offline import Progress
+    from .offline.sweep import Progress
 
 SECONDS_A_LINE = 5.0  # between progress lines where the output isn't a terminal
 INTERRUPTED = 130  # the shell's exit code for Ctrl-C
@@ -109,7 +109,7 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
     chosen = {name: options[name] for name in names}
     if offline:
         context.exit(_offline(as_json, **{**chosen, "out": chosen["out"] or Path("build/offline")}))
-    from .gpu_command import run
+    from .on_gpu.command import run
 
     context.exit(run(as_json, **{**chosen, "out": chosen["out"] or Path("build/on-gpu")}))
 
@@ -124,8 +124,8 @@ def _offline(as_json: bool, model: str, targets: tuple[str, ...], kernels: tuple
     from rich.console import Console
 
     from ..kernels.registry import TUNABLE
-    from .offline import Request, sweep
-    from .report import print_summary
+    from .offline.report import print_summary
+    from .offline.sweep import Request, sweep
 
     console = Console(stderr=as_json)
     request = Request(model=model, kernels=kernels, space=space, recipe=recipe, jobs=jobs or 0, out=out, fresh=fresh,
@@ -194,8 +194,8 @@ def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> No
     ID is that of report.json or report.html, or a beginning of it. A variant that was rejected before there was code is
     compiled to the end for this look.
     """
-    from .report import find_variant, read_report
-    from .show import code_of, describe
+    from .offline.report import find_variant, read_report
+    from .offline.show import code_of, describe
 
     report = read_report(out)
     variant = find_variant(report, variant_id)
@@ -238,7 +238,7 @@ def diff(context: click.Context, old: str, new: str | None, form: str, out: Path
     tune-kernels diff v1 schedules --format html --out diff.html
     tune-kernels diff build/triton-3.7 build/triton-3.9
     """
-    from . import diff_command
+    from .review import command as diff_command
 
     context.exit(diff_command.run(old, new, form="line" if as_json else form, out=out, check=check, bundles=bundles))
 
@@ -248,7 +248,7 @@ def diff(context: click.Context, old: str, new: str | None, form: str, out: Path
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
     """Say what works on this machine: toolchain, targets, GPU. Exit 1 where offline work for a target doesn't."""
-    from . import doctor as doctor_module
+    from .offline import doctor as doctor_module
 
     findings = doctor_module.examine()
     if as_json:

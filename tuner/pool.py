@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from ..shapes.errors import UserError
 from .errors import AssemblerDied
-from .record import cannot_write
+from .offline.record import cannot_write
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class LocalExecutor(concurrent.futures.Executor):
 
     def __init__(self, jobs: int, scratch: Path, *, cpu_seconds: float = CPU_SECONDS,
                  wall_seconds: float = WALL_SECONDS, memory_bytes: int | None = MEMORY_BYTES,
-                 preload: str = "tune_kernels.tuner.warm") -> None:
+                 preload: str = "tune_kernels.tuner.offline.warm") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([preload])
         self.wall_seconds = wall_seconds

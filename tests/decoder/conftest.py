@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tune_kernels.decoder import Decoder
-from tune_kernels.decoder.gguf import find_smollm2
+from tune_kernels.decoder.checkpoint.gguf import find_smollm2
 from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.shapes.model import ModelShape
 
@@ -110,7 +110,7 @@ def smollm2() -> Path:
 def prompts_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter a prompt's pass isn't filled up to a tile of rows, which would cost more than the tests themselves."""
     if os.environ.get("TRITON_INTERPRET"):
-        from tune_kernels.decoder import triton_model
-        from tune_kernels.decoder.device_cache import SLACK
+        from tune_kernels.decoder.on_gpu import model as triton_model
+        from tune_kernels.decoder.on_gpu.cache import SLACK
 
         monkeypatch.setattr(triton_model, "FEWEST_ROWS", 4 * SLACK)  # more than there is room for

@@ -88,7 +88,7 @@ def test_verify_writes_evidence_and_fails_on_a_fault(runner: CliRunner, tiny_fol
     assert evidence["checks"]["reference"] == {"run": 4, "passed": 4}
     assert evidence["checks"]["agreement"] == {"run": 0, "passed": 0}
     assert len(evidence["fingerprint"]) == 64
-    from tune_kernels.decoder import model
+    from tune_kernels.decoder.on_torch import model
 
     rotate = model.rotate
     monkeypatch.setattr(model, "rotate", lambda x, cos, sin: rotate(x, cos, -sin) if x.shape[1] > 2 else rotate(x, cos, sin))

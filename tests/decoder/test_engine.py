@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tune_kernels.decoder import Decoder, Result
 from tune_kernels.decoder.drafter import Branch, Outcome, likely_outcomes
+from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.errors import LoadError, RequestError
-from tune_kernels.decoder.scripted import ScriptedDrafter
-from tune_kernels.decoder.speculate import Lookahead, Reply
+from tune_kernels.decoder.request.rounds import Lookahead, Reply
 from tune_kernels.schedules.recipe import Recipe
 from tune_kernels.shapes.model import ModelShape
 

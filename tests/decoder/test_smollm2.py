@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from tune_kernels.decoder import Decoder
-from tune_kernels.decoder.loader import load_checkpoint
-from tune_kernels.decoder.reference import compare_with_reference, hugging_face_model
+from tune_kernels.decoder.checkpoint.loader import load_checkpoint
+from tune_kernels.decoder.checks.reference import compare_with_reference, hugging_face_model
 from tune_kernels.shapes.model import load_model_shape
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[2] / "decoder" / "checks" / "data"
 NEW_TOKENS = 24
 
 

@@ -129,7 +129,7 @@ def test_terms_are_those_of_the_torch_backend(N: int, device: str) -> None:
     """Byte for byte, whether one program takes a row or segments read maxima that came with it, however many; rows alone and
     among others."""
     import torch
-    from tune_kernels.decoder.linear import split
+    from tune_kernels.decoder.on_torch.linear import split
 
     x = rows_to_quantise(N, device)
     out, scale = run_quantise(x, MOST)

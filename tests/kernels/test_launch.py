@@ -41,7 +41,7 @@ def arguments(rows: int, stride: int = 512) -> dict[str, Any]:
 
 
 def make_bundle(folder: Path, schedule: LinearSchedule = SCHEDULE) -> str:
-    from tune_kernels.tuner.compile import compile_task, make_task
+    from tune_kernels.tuner.offline.compile import compile_task, make_task
 
     task = make_task("qkv", "sm_90", SHAPE, schedule, RECIPE.numerics, folder)
     assert compile_task(task).artefact == task.key

@@ -154,7 +154,7 @@ def test_two_terms_are_the_bf16_output(H: int, device: str) -> None:
     """Byte for byte what the `torch` backend's `split` makes of it. The scale comes from the unrounded maximum: a row may have
     the scale beside it where rounding crosses a power of two, and stands for the same values then."""
     import torch
-    from tune_kernels.decoder.linear import split
+    from tune_kernels.decoder.on_torch.linear import split
 
     quantised = Case("terms", H=H, split_k=2)
     tensors = inputs(quantised, device)

@@ -31,7 +31,7 @@ CASES = [Case(6, 2, 16, 1), Case(6, 2, 16, 3), Case(3, 3, 32, 2), Case(4, 1, 64,
 def tables(case: Case, device: str) -> tuple[Any, Any]:
     """Cosines and sines as the decoder makes them."""
     import torch
-    from tune_kernels.decoder.rope import rope_table
+    from tune_kernels.decoder.checkpoint.rope import rope_table
 
     shape = ModelShape("tables", "qwen2", 64, 64, 1, case.heads, case.kv, case.dim, 64, 1e4, 1e-6, True, False, 256, "tests")
     return rope_table(shape, shape.max_position, torch.device(device))
@@ -73,8 +73,8 @@ def run(case: Case, qkv: Any, length: int, rows: int, device: str) -> tuple[Any,
 @pytest.mark.parametrize("length", [0, 1, 230])
 def test_rotation_equals_fp64_and_the_torch_backend(case: Case, length: int, device: str) -> None:
     import torch
-    from tune_kernels.decoder.ops import rotate
-    from tune_kernels.decoder.rope import frequencies
+    from tune_kernels.decoder.checkpoint.rope import frequencies
+    from tune_kernels.decoder.on_torch.ops import rotate
 
     qkv = partials(case, device)
     q, k, v = run(case, qkv, length, MOST, device)

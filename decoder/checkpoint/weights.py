@@ -1,0 +1,108 @@
+"""The tensors of a model by their Hugging Face names, and the rule of random ones.
+
+Loading is strict: every expected tensor is there once, in its shape, and nothing else is.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from ...shapes.fields import nearest
+from ...shapes.model import ModelShape
+from ..errors import LoadError
+
+Tensors = dict[str, torch.Tensor]
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # buffers that old checkpoints saved; recomputed from the configuration
+
+
+def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Name and size of every tensor that a Qwen2 or Llama model of this shape has."""
+    hidden, middle = shape.hidden_size, shape.intermediate_size
+    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    sizes: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab_size, hidden), FINAL_NORM: (hidden,)}
+    if not shape.tie_embeddings:
+        sizes[HEAD] = (shape.vocab_size, hidden)
+    for i in range(shape.num_layers):
+        attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+        sizes |= {
+            f"model.layers.{i}.input_layernorm.weight": (hidden,),
+            f"model.layers.{i}.post_attention_layernorm.weight": (hidden,),
+            f"{attention}.q_proj.weight": (heads, hidden),
+            f"{attention}.k_proj.weight": (kv_heads, hidden),
+            f"{attention}.v_proj.weight": (kv_heads, hidden),
+            f"{attention}.o_proj.weight": (hidden, heads),
+            f"{mlp}.gate_proj.weight": (middle, hidden),
+            f"{mlp}.up_proj.weight": (middle, hidden),
+            f"{mlp}.down_proj.weight": (hidden, middle),
+        }
+        if shape.qkv_bias:
+            sizes |= {f"{attention}.q_proj.bias": (heads,), f"{attention}.k_proj.bias": (kv_heads,),
+                      f"{attention}.v_proj.bias": (kv_heads,)}
+    return sizes
+
+
+def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Raises LoadError unless the names and sizes agree exactly and all are finite floats."""
+    for name, size in expected.items():
+        if name not in found:
+            raise LoadError(f"{where}: tensor {name} is missing{nearest(name, found)}", expected=f"{name} {list(size)}")
+        if tuple(found[name].shape) != size:
+            raise LoadError(f"{where}: tensor {name} is {list(found[name].shape)}", expected=f"{list(size)}",
+                            action="check that the configuration belongs to these weights")
+    for name in found:
+        if name not in expected:
+            raise LoadError(f"{where}: tensor {name} has no place in this model{nearest(name, expected)}",
+                            expected=f"the {len(expected)} tensors of the architecture and nothing else",
+                            action="use a model without it; a tensor is never dropped in silence")
+    for name, tensor in found.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise LoadError(f"{where}: tensor {name} holds NaN or infinity", expected="finite weights")
+
+
+def drop_ignorable(tensors: Tensors, shape: ModelShape, where: str) -> None:
+    """Takes out what may stand in a file and changes nothing: saved RoPE buffers, and a tied head equal to the
+    embedding."""
+    for name in [n for n in tensors if n.endswith(IGNORED_SUFFIXES)]:
+        del tensors[name]
+    if shape.tie_embeddings and HEAD in tensors and EMBEDDING in tensors:
+        if not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
+            raise LoadError(f"{where}: {HEAD} differs from {EMBEDDING}, and the configuration ties them",
+                            expected="equal tensors, or tie_word_embeddings false")
+        del tensors[HEAD]
+
+
+def random_tensors(expected: Mapping[str, tuple[int, ...]], seed: int, device: torch.device) -> Tensors:
+    """Weights for speed and bits: `random:SEED`.
+
+    Each tensor comes from its own generator on the device, seeded with the first 8 bytes of SHA-256("SEED/NAME"):
+    norms are 1, biases normal with deviation 0.1, embeddings normal with deviation 1, matrices [N, K] normal with
+    deviation 1 / sqrt(K). A CPU and a GPU draw different numbers.
+"""
+    return {name: _random_tensor(name, size, seed, device) for name, size in expected.items()}
+
+
+def _random_tensor(name: str, size: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
+    if len(size) == 1 and name.endswith(".weight"):
+        return torch.ones(size, device=device)
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    deviation = 0.1 if len(size) == 1 else 1.0 if "embed_tokens" in name else size[1] ** -0.5
+    return torch.randn(size, generator=generator, device=device) * deviation
+
+
+def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names, types, sizes and bytes, in name order. Recorded with evidence."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def take(tensors: Tensors, names: Iterable[str]) -> torch.Tensor:
+    """The named tensors stacked on their first axis, and out of the dictionary, so that each is used once."""
+    parts = [tensors.pop(name) for name in names]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,1 @@
+"""The three checks of `verify`: agreement, reference, quality; and their evidence."""

@@ -1,0 +1,54 @@
+"""What the checks of one `verify` found, as JSON."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...schedules.store import Found
+from ...shapes.files import replace_text
+from ..errors import RequestError
+from .check import KINDS, CheckResult
+
+SCHEMA = "tune-kernels/decoder-evidence/1"
+
+
+@dataclass
+class Evidence:
+    """Every check of a run. weights: `path:NAME` or `random:SEED`; prompts: different ones that the agreement checks decoded;
+    tokens_hash: SHA-256 of what the checks emitted; in_use: the promoted rows that `--promote` upgrades."""
+
+    weights: str
+    fingerprint: str
+    recipe: str
+    backend: str
+    results: list[CheckResult] = field(default_factory=list)
+    prompts: int = 0
+    tokens_compared: int = 0
+    tokens_hash: str = ""
+    not_run: list[str] = field(default_factory=list)
+    in_use: tuple[Found, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return all(result.passed for result in self.results)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Checks run and passed, by kind."""
+        return {kind: {"run": sum(r.kind == kind for r in self.results),
+                       "passed": sum(r.kind == kind and r.passed for r in self.results)} for kind in KINDS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the evidence file holds."""
+        return {"schema": SCHEMA, "weights": self.weights, "fingerprint": self.fingerprint, "recipe": self.recipe,
+                "backend": self.backend, "random_weights": self.weights.startswith("random:"), "passed": self.passed,
+                "checks": self.counts(), "not_run": self.not_run, "prompts": self.prompts,
+                "tokens_compared": self.tokens_compared, "tokens_hash": self.tokens_hash,
+                "results": [r.to_dict() for r in self.results]}
+
+    def write(self, path: Path) -> None:
+        """Writes the file whole or not at all. Raises RequestError where that can't be done."""
+        try:
+            replace_text(path, json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n")
+        except OSError as e:
+            raise RequestError(f"{path}: {e.strerror}", expected="a place where the evidence can be written") from None

@@ -1,0 +1,83 @@
+"""`verify --promote`: the evidence of the promoted rows that a model ran under, upgraded from random weights to that model's.
+
+Random weights prove speed and bits. What they can't prove, that the logits are right on a real model, the checks of `verify` do,
+and here they become evidence of the rows: checks by kind, tokens, weights and date. Times and bits stay as they were measured,
+those of the full model included: they don't depend on the weights.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ...schedules import store
+from ...schedules.promoted import Checks, PromotedSchedule
+from ...schedules.store import Found, PromotedFile
+from ..backend import BackendNotes
+from ..checkpoint.loader import RANDOM
+from ..errors import RequestError
+from ..selection import PROMOTED
+from .check import KINDS
+from .evidence import Evidence
+
+NEEDED = ("agreement", "reference")  # kinds of checks, all passed
+
+
+def require_evidence(weights: str, kinds: Sequence[str]) -> None:
+    """Before anything is loaded. Raises RequestError where what is asked for would prove nothing."""
+    if weights.startswith(RANDOM):
+        raise RequestError(f"--promote with weights {weights}: they prove no more than tune-kernels --on-gpu did",
+                           expected="a model's files", action="name them with --weights PATH")
+    missing = [kind for kind in NEEDED if kind not in kinds]
+    if missing:
+        raise RequestError(f"--promote without the {' and the '.join(missing)} check", expected=f"both {' and '.join(NEEDED)}",
+                           action=" ".join(f"--kind {kind}" for kind in dict.fromkeys((*kinds, *NEEDED))))
+
+
+def require_promoted(notes: BackendNotes) -> tuple[Found, ...]:
+    """The promoted rows that a model runs under. Raises RequestError where a kernel runs under none."""
+    if not notes.schedules:
+        raise RequestError(f"--promote on the {notes.name} backend: no promoted schedules are in use",
+                           expected="the triton backend, on a GPU, under a recipe that has schedules",
+                           action="--backend triton --recipe fp8-v1")
+    others = [row["kernel"] for row in notes.schedules if row["origin"] != PROMOTED]
+    if others:
+        raise RequestError(f"--promote with schedules in use that aren't promoted: {', '.join(others)}",
+                           expected="a promoted schedule for every kernel",
+                           action="tune-kernels --on-gpu --promote first, then verify without --allow-untuned")
+    return notes.promoted
+
+
+def upgraded(row: PromotedSchedule, evidence: Evidence, date: str) -> PromotedSchedule:
+    """The row with `verify`'s checks in its evidence. Of an earlier `verify`, kinds that weren't run again stay where the weights
+    are the same."""
+    old, counts = row.evidence, evidence.counts()
+    same = (old.weights, old.weights_fingerprint) == (evidence.weights, evidence.fingerprint)
+    kept = {kind: checks for kind, checks in old.checks.items() if same or kind not in KINDS}
+    new = {kind: Checks(found["run"], found["passed"]) for kind, found in counts.items() if found["run"]}
+    proven = replace(old, checks={**kept, **new}, prompts=evidence.prompts, tokens_compared=evidence.tokens_compared,
+                     tokens_sha256=evidence.tokens_hash, weights=evidence.weights, weights_fingerprint=evidence.fingerprint)
+    return replace(row, evidence=proven, date=date)
+
+
+def upgrade(evidence: Evidence, schedules: Path | None) -> list[Path]:
+    """Write the rows that were in use to the first folder of the search path, with their new evidence. Returns the files.
+
+    Raises:
+        RequestError: a check failed, or a kind that is needed wasn't run.
+        ScheduleError: a folder that can't be written; a row that another one has replaced since it was loaded.
+    """
+    counts = evidence.counts()
+    failed = sum(found["run"] - found["passed"] for found in counts.values())
+    unproven = [kind for kind in NEEDED if not counts[kind]["run"]]
+    if failed or unproven:
+        raise RequestError(f"--promote after {failed} failed checks" if failed else f"--promote without {', '.join(unproven)}",
+                           expected="every check passed, agreement and reference among them")
+    by_model: defaultdict[str, list[PromotedSchedule]] = defaultdict(list)
+    for found in evidence.in_use:
+        by_model[found.model].append(found.row)
+    folder, date = store.search_path(schedules)[0], datetime.now(UTC).date().isoformat()
+    return [store.promote(folder, PromotedFile(rows[0].target, model, rows[0].recipe,
+                                               tuple(upgraded(row, evidence, date) for row in rows)), instead_of=rows)
+            for model, rows in by_model.items()]

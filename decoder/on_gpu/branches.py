@@ -1,0 +1,115 @@
+"""Branches of a drafter's sequence on the GPU: next drafts for the likely outcomes of a round, all of them rows of one pass.
+
+Weights are read once for all branches. RoPE, attention and merge run once a branch, each on a cache of its own in which the
+branch's tokens stand where the sequence's next ones would: the kernels are those of one sequence. What a round added to the
+sequence is copied into these caches once (`share`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import torch
+
+from ...kernels.accept import ROUND, STRIDE
+from ...kernels.attention import ROWS, attention
+from ...kernels.fixed import FIXED
+from ...kernels.merge import aligned_parts, merge
+from ...kernels.rope import rope_append
+from ...kernels.serve import COUNT, DRAFT, MADE, TABLE, TOKEN
+from ...schedules.schedule import AttentionSchedule, MergeSchedule
+from .cache import DeviceCache
+from .inputs import DeviceInputs
+from .layer import Decode, Launched
+
+NONE = -1  # in the table: no branch
+
+
+class BranchDecode(Decode):
+    """Decode whose row b belongs to branch b: it stands at length[b * STRIDE] of that branch's cache. buffer [branches, 2,
+    num_layers, slots, num_kv_heads, head_dim]: their keys and values."""
+
+    def __init__(self, decode: Decode, buffer: torch.Tensor) -> None:
+        super().__init__(decode.shape, decode.recipe, decode.space, decode.rope, decode.schedules)
+        self.buffer = buffer
+        if self.amax is not None:  # a row's maxima begin on 16 bytes, as a launch wants them; the columns added stay 0
+            self.amax = self.amax.new_zeros(len(self.amax), aligned_parts(self.amax.shape[1]))
+
+    def mix(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
+        """See Phase. cache: the sequence's own, for its partials; chunks must reach the last key of the longest branch."""
+        space, whole, amax = self.space, cache.partials, self.amax
+        schedule, merging = cast(AttentionSchedule, self.schedules["attention"]), cast(MergeSchedule, self.schedules["merge"])
+        for b in range(rows):
+            start, q, (keys, values) = length[b * STRIDE:b * STRIDE + 1], space.q[b:b + 1], self.buffer[b, :, index]
+            part = replace(whole, o=whole.o[b:b + 1])
+            yield "rope", partial(rope_append, space.qkv[:, b:b + 1], *self.rope, start, rows=1, q=q, k_cache=keys,
+                                  v_cache=values, schedule=FIXED["rope"].schedule, numerics=self.numerics)
+            yield "attention", partial(attention, q, keys, values, start, chunks=chunks, out=part, schedule=schedule,
+                                       numerics=self.numerics)
+            yield "merge", partial(merge, part, start, rows=1, chunk=schedule.chunk, chunks=chunks, schedule=merging,
+                                   numerics=self.numerics, amax=None if amax is None else amax[b:b + 1])
+        yield from self.narrow(whole.o, rows, amax)
+
+
+class DeviceBranches:
+    """The branches of one drafter, at fixed addresses. count: how many, at most a row tile.
+
+    ids [V_d]: the target id of each column of the drafter's logits, ascending, or None where they are the same. lead: slots
+    between the tokens in the target's cache plus the accepted ones, and a branch's first slot: 0 for EAGLE-3, 1 for a model.
+    table [TABLE, ROWS] int32: see kernels/serve.py. counts [count] int64: accepted tokens before each branch.
+    """
+
+    def __init__(self, cache: DeviceCache, decode: Decode, count: int, ids: torch.Tensor | None, lead: int) -> None:
+        self.cache, self.count, self.ids, self.lead = cache, count, ids, lead
+        device = cache.buffer.device
+        self.buffer = cache.buffer.new_empty(count, *cache.buffer.shape)
+        self.decode = BranchDecode(decode, self.buffer)
+        self.table = torch.full((TABLE, ROWS), NONE, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(count, dtype=torch.int64, device=device)
+        self.starts = torch.zeros(ROWS, count, STRIDE, dtype=torch.int32, device=device)
+        self.steps = torch.arange(2 * ROWS, dtype=torch.int32, device=device)
+
+    def begin(self, length: int) -> None:
+        """A new request, `length` tokens of which are in the target's cache. Branches of the last one serve nothing."""
+        self.table.fill_(NONE)
+        self.buffer[:, :, :, :length].copy_(self.cache.buffer[None, :, :, :length])
+
+    def start(self, step: int) -> torch.Tensor:
+        """Where the tokens of pass `step` stand: branch b's at [b * STRIDE]."""
+        return self.starts[step].view(-1)
+
+    def tokens(self, step: int) -> torch.Tensor:
+        """[count] int32, at a fixed address: what pass `step` feeds. Recovery tokens first, then the drafted ones."""
+        return self.table[DRAFT + step - 1 if step else TOKEN, :self.count]
+
+    def share(self, inputs: DeviceInputs, length: int) -> None:
+        """Copies what the round's passes wrote: at most length + 1 entries of the last verification and the draft's."""
+        slots = (inputs.starts[:1] + self.steps[:2 * length + 2]).long()
+        rows = self.cache.buffer.index_select(2, slots)
+        self.buffer.index_copy_(3, slots, rows.expand(self.count, *rows.shape))
+
+    def choose(self, logits: torch.Tensor, inputs: DeviceInputs, length: int) -> None:
+        """drafter.likely_outcomes on the device, in fp32: logits [length + 1, V_d] after each token of the draft in
+        inputs.row_tokens."""
+        columns, known = self.columns(inputs.row_tokens[1:1 + length])
+        log_q = torch.log_softmax(logits, -1)
+        drafted = log_q[:length].gather(1, columns).masked_fill(~known, -torch.inf)
+        scores = log_q + torch.nn.functional.pad(drafted[:, 0].cumsum(0), (1, 0))[:, None]
+        before = scores[:length]  # where a full accept is still open, the drafted token is no recovery token
+        before.scatter_(1, columns, before.gather(1, columns).masked_fill(known, -torch.inf))
+        scores[length].scatter_(0, log_q[length].argmax(0, keepdim=True), torch.inf)
+        best = scores.flatten().topk(self.count).indices
+        counts, found = best // logits.shape[1], best % logits.shape[1]
+        self.counts.copy_(counts)
+        self.table[COUNT, :self.count].copy_(counts)
+        self.table[TOKEN, :self.count].copy_(found if self.ids is None else self.ids[found])
+        self.table[MADE].copy_(inputs.state[ROUND].expand(ROWS))
+        self.starts[:length, :, 0].copy_(inputs.length + self.lead + counts + self.steps[:length, None])
+
+    def columns(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the logits' columns of target ids [n], whether the drafter knows them), both [n, 1]. A script's ids may be unknown."""
+        if self.ids is None:
+            return tokens.long().clamp(min=0)[:, None], (tokens >= 0)[:, None]
+        found = torch.searchsorted(self.ids, tokens.to(self.ids.dtype)).clamp(max=len(self.ids) - 1)
+        return found[:, None], (self.ids[found] == tokens)[:, None]

@@ -1,0 +1,105 @@
+"""Where the time of a decode pass goes: each kind of kernel on its own, in a graph, over all layers; and the pass without it.
+
+A kind's launches read each layer's own weights, so they come from memory and not from L2. Their sum may be more than the pass:
+there, launches of different kinds overlap. What a kind adds to the pass is the pass less the pass without it.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from .cache import DeviceCache
+from .graphs import on
+from .layer import Launched, launch_all
+from .model import TritonModel
+
+READ_BYTES = 4 << 30  # of the buffer that the read ceiling is measured on: L2 holds none of it
+REPLAYS, WARM_UP = 25, 3
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """One kind of kernel in one pass. time_us: on its own; adds_us: what the pass takes longer for it; share: of time_us in the
+    pass's time; ceiling_share: of the measured read ceiling."""
+
+    kind: str
+    launches: int
+    time_us: float
+    adds_us: float
+    share: float
+    read_bytes: int
+    bandwidth_tb_s: float
+    ceiling_share: float
+
+
+def read_ceiling_tb_s(device: torch.device) -> float:
+    """TB/s of a reduction over a buffer much larger than L2."""
+    buffer = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
+    with on(device):
+        return READ_BYTES / median_us(lambda: buffer.sum()) / 1e6
+
+
+def median_us(run: Callable[[], object], replays: int = REPLAYS) -> float:
+    """Median time of `run` on the current GPU, in microseconds."""
+    for _ in range(WARM_UP):
+        run()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
+    for start, end in events:
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(start.elapsed_time(end) for start, end in events)
+
+
+def graph_us(model: TritonModel, cache: DeviceCache, launches: Iterable[Launched]) -> float:
+    """Time of these launches in a graph of their own."""
+    held = list(launches)
+    with model.lock, torch.inference_mode(), on(model.device):
+        launch_all(held)
+        return median_us(cache.graphs.capture(lambda: launch_all(held)).replay)
+
+
+def pass_launches(model: TritonModel, cache: DeviceCache, rows: int, length: int) -> list[Launched]:
+    """One decode pass of `rows` rows after `length` tokens, and the head."""
+    model.inputs.upload([0] * rows, length)
+    chunks = cache.chunks_for(length + rows)
+    launches = model.launches(model.decode, model.inputs.row_tokens, cache, model.inputs.length, rows, chunks, ())
+    return [*launches, ("lm_head", lambda: model.launch_head(model.decode.space.final[:rows]))]
+
+
+def pass_us(model: TritonModel, cache: DeviceCache, rows: int, length: int) -> float:
+    """Time of one pass, its launches overlapping as they do."""
+    return graph_us(model, cache, pass_launches(model, cache, rows, length))
+
+
+def profile(model: TritonModel, cache: DeviceCache, rows: int, length: int, ceiling_tb_s: float) -> list[KindRow]:
+    """One row a kind, in the order of the pass."""
+    launches = pass_launches(model, cache, rows, length)
+    whole = graph_us(model, cache, launches)
+    read = read_bytes(model, length + rows)
+    found = []
+    for kind in dict.fromkeys(kind for kind, _ in launches):
+        own = [launched for launched in launches if launched[0] == kind]
+        time_us = graph_us(model, cache, own)
+        without_us = graph_us(model, cache, [launched for launched in launches if launched[0] != kind])
+        bandwidth = read.get(kind, 0) / time_us / 1e6
+        found.append(KindRow(kind, len(own), time_us, whole - without_us, time_us / whole, read.get(kind, 0), bandwidth,
+                             bandwidth / ceiling_tb_s))
+    return found
+
+
+def read_bytes(model: TritonModel, tokens: int) -> dict[str, int]:
+    """Bytes that a pass must read, by kind: weights, and the keys and values of `tokens` tokens."""
+    found = {kernel: sum(layer.linears[kernel].nbytes for layer in model.layers) for kernel in ("qkv", "o", "gate_up", "down")}
+    shape = model.shape
+    found["attention"] = 2 * 2 * shape.num_layers * tokens * shape.num_kv_heads * shape.head_dim
+    found["lm_head"] = model.head.numel() * model.head.element_size()
+    return found
+
+
+def to_dicts(rows: Iterable[KindRow]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]

@@ -1,0 +1,1 @@
+"""The reference backend: row-invariant operations on torch, on any machine."""

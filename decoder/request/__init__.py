@@ -1,0 +1,1 @@
+"""One request on one target: its tokens, its text, and its rounds driven from Python."""

@@ -1,0 +1,97 @@
+"""The model's own tokenizer: text and chat to ids, ids to text, and whether two tokenizers are one."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import LoadError, RequestError
+
+UNFINISHED = "\ufffd"  # what decoding gives for bytes of a character that isn't complete
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer. `size`: ids it knows; a model's embedding may have more rows."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.size = len(inner)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of plain text, with the special tokens that the tokenizer itself adds."""
+        return [int(i) for i in self.inner(text)["input_ids"]]
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self.inner, "chat_template", None))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The ids of a conversation under the model's chat template, up to where the assistant speaks.
+
+        Raises:
+            RequestError: no chat template; messages that it refuses.
+        """
+        if not self.has_chat_template:
+            raise RequestError("this model has no chat template", expected="a text or token ids as the prompt")
+        try:
+            text = self.inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except Exception as e:  # a template raises what it likes
+            raise RequestError(f"the chat template refuses these messages: {e}",
+                               expected="a list of {'role': ..., 'content': ...}") from None
+        return [int(i) for i in self.inner(text, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids without special tokens."""
+        return str(self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the vocabulary and of the special ids: equal for tokenizers that give every id one meaning."""
+        content = [sorted(self.inner.get_vocab().items()), sorted(self.inner.all_special_ids)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+class TextStream:
+    """Text out of ids as they come: only what later ids can't change any more."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.start = self.read = 0  # ids[start:read] is the context whose text is out already
+
+    def push(self, token: int) -> str:
+        """The text that this id completes; empty while a character is unfinished."""
+        self.ids.append(token)
+        return self._take(whole=False)
+
+    def flush(self) -> str:
+        """What is left at the end, unfinished characters as U+FFFD."""
+        return self._take(whole=True)
+
+    def _take(self, whole: bool) -> str:
+        before = self.tokenizer.decode(self.ids[self.start:self.read])
+        after = self.tokenizer.decode(self.ids[self.start:])
+        if after.endswith(UNFINISHED) and not whole:
+            return ""
+        self.start, self.read = self.read, len(self.ids)
+        return after[len(before):]
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder or in a GGUF file.
+
+    Raises:
+        LoadError: none there, or one that transformers can't read.
+    """
+    from transformers import AutoTokenizer
+
+    where: dict[str, str] = {"gguf_file": path.name} if path.is_file() else {}
+    folder = path.parent if path.is_file() else path
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Tokenizer(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **where))
+    except Exception as e:  # transformers raises many kinds for a folder without a tokenizer
+        raise LoadError(f"{path}: no tokenizer that can be read: {str(e).splitlines()[0]}",
+                        expected="the tokenizer files of the model") from None

@@ -1,0 +1,150 @@
+"""Strict loading: what is missing, left over, misshapen or unsupported is refused by name."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tune_kernels.decoder import Decoder
+from tune_kernels.decoder.checkpoint.loader import load_checkpoint
+from tune_kernels.decoder.checkpoint.weights import expected_tensors, fingerprint, random_tensors
+from tune_kernels.decoder.errors import LoadError
+from tune_kernels.shapes.model import ModelShape, load_model_shape
+
+CPU = torch.device("cpu")
+
+
+def copy(folder: Path, to: Path, config: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None) -> Path:
+    """A model folder with changes: None removes a tensor."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, to)
+    path = to / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | (config or {})))
+    kept = {**load_file(to / "model.safetensors"), **(tensors or {})}
+    save_file({n: t for n, t in kept.items() if t is not None}, to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+@pytest.mark.parametrize(("tensors", "message"), [
+    ({"model.norm.weight": None}, "model.norm.weight is missing"),
+    ({"model.layers.0.extra.weight": torch.ones(2)}, "has no place"),
+    ({"model.norm.weight": torch.ones(63)}, r"model.norm.weight is \[63\]"),
+    ({"model.norm.weight": torch.full((64,), torch.nan)}, "NaN or infinity"),
+    ({"lm_head.weight": torch.ones(272, 64)}, "lm_head.weight differs"),
+])
+def test_tensors_are_checked(tensors: dict[str, Any], message: str, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=message):
+        load_checkpoint(str(copy(tiny_folders["llama"], tmp_path / "m", tensors=tensors)), None, CPU)
+
+
+@pytest.mark.parametrize(("kind", "config", "message"), [
+    ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
+    ("llama", {"sliding_window": 128}, "sliding-window"),
+    ("llama", {"num_local_experts": 8}, "mixture of experts"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ("llama", {"attention_bias": True}, "bias in every attention projection"),
+    ("llama", {"mlp_bias": True}, "bias in the MLP"),
+    ("llama", {"quantization_config": {"bits": 4}}, "quantised already"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+    ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor: missing"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial rotary"),
+    ("llama", {"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+    ("llama", {"layer_types": ["sliding_attention"] * 5}, "other than full attention"),
+])
+def test_unsupported_features_are_refused_by_name(kind: str, config: dict[str, Any], message: str, tmp_path: Path,
+                                                  tiny_folders: dict[str, Path]) -> None:
+    """cases.md, Decoding 22: scaling that depends on the length of a prompt among them."""
+    with pytest.raises(LoadError, match=message):
+        Decoder.load(str(copy(tiny_folders[kind], tmp_path / "m", config)), recipe="fp32")
+
+
+def test_shards_load_as_one_file_does(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """Every tensor once, from the shard that the index names; a shard or a tensor too few is named."""
+    from safetensors.torch import load_file, save_file
+
+    whole = load_file(tiny_folders["qwen2"] / "model.safetensors")
+    folder = shutil.copytree(tiny_folders["qwen2"], tmp_path / "shards")
+    (folder / "model.safetensors").unlink()
+    names = sorted(whole)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for name, part in parts.items():
+        save_file({n: whole[n] for n in part}, folder / name)
+    index = {"weight_map": {n: name for name, part in parts.items() for n in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    one = load_checkpoint(str(tiny_folders["qwen2"]), None, CPU)
+    many = load_checkpoint(str(folder), None, CPU)
+    assert fingerprint(one.tensors) == fingerprint(many.tensors)
+    index["weight_map"]["ghost"] = "a.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(LoadError, match="ghost, which is in no shard"):
+        load_checkpoint(str(folder), None, CPU)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(LoadError, match=r"b\.safetensors"):
+        load_checkpoint(str(folder), None, CPU)
+
+
+def test_old_checkpoints_with_rope_buffers_load(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = copy(tiny_folders["llama"], tmp_path / "m",
+                  tensors={"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    assert not any("inv_freq" in name for name in load_checkpoint(str(folder), None, CPU).tensors)
+
+
+def test_generation_config(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """Several end ids; what the model's configuration asks for and greedy decoding doesn't do is said in stats."""
+    folder = copy(tiny_folders["llama"], tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps(
+        {"eos_token_id": [3, 257], "repetition_penalty": 1.1, "do_sample": True}))
+    decoder = Decoder.load(str(folder), recipe="fp32")
+    assert decoder.eos_ids == {3, 257}
+    warnings = decoder.generate("x", max_new_tokens=2).stats.warnings
+    assert any("repetition_penalty 1.1" in w for w in warnings)
+    assert any("sampling" in w for w in warnings)
+
+
+@pytest.mark.parametrize(("weights", "options", "message"), [
+    ("/nowhere", {}, "no such file"), ("random:x", {"model": "smollm2-135m"}, "random:SEED with a whole number"),
+    ("random:0", {}, "need a model shape"), ("smollm2", {"model": "qwen2.5-0.5b"}, "beside weights"),
+    ("random:0", {"model": "tiny", "capacity": 9999}, "capacity 9999"),
+    ("random:0", {"model": "tiny", "device": "cuda:9"}, "device 'cuda:9'"),
+    ("random:0", {"model": "tiny", "backend": "tritn"}, "unknown backend 'tritn'"),
+])
+def test_wrong_arguments_say_what_to_do(weights: str, options: dict[str, Any], message: str, tiny_shape: ModelShape) -> None:
+    if options.get("model") == "tiny":
+        options = options | {"model": tiny_shape}
+    with pytest.raises(LoadError, match=message):
+        Decoder.load(weights, recipe="fp32", **options)
+
+
+def test_a_folder_without_a_model(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    with pytest.raises(LoadError, match=r"no config\.json and 0 \.gguf files"):
+        Decoder.load(str(tmp_path))
+    (tmp_path / "x.gguf").write_bytes(b"GGUF....")
+    with pytest.raises(LoadError, match="GGUF"):
+        Decoder.load(str(tmp_path))
+    folder = shutil.copytree(tiny_folders["llama"], tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(LoadError, match="no tokenizer"):
+        Decoder.load(str(folder), recipe="fp32")
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b", "llama-3.1-8b", "smollm2-135m"])
+def test_shipped_shapes_name_their_tensors(name: str) -> None:
+    """The number of tensors of the published checkpoints: 12 a layer with QKV biases, 9 without."""
+    shape = load_model_shape(name)
+    per_layer = 12 if shape.qkv_bias else 9
+    assert len(expected_tensors(shape)) == per_layer * shape.num_layers + (2 if shape.tie_embeddings else 3)
+
+
+def test_random_tensors_do_not_depend_on_order(tiny_shape: ModelShape) -> None:
+    sizes = expected_tensors(tiny_shape)
+    forwards, backwards = random_tensors(sizes, 0, CPU), random_tensors(dict(reversed(sizes.items())), 0, CPU)
+    assert fingerprint(forwards) == fingerprint(backwards)
+
+
+def test_the_fingerprint_sees_a_single_bit() -> None:
+    tensors = {"a": torch.zeros(4), "b": torch.ones(2)}
+    before = fingerprint(tensors)
+    tensors["a"].view(torch.int32)[3] = 1
+    assert fingerprint(tensors) != before

@@ -1,0 +1,447 @@
+"""The `triton` backend on tiny random models, its kernels in Triton's interpreter or on a GPU: close to the `torch` backend; rows
+alone as among others; AR, SD and SSD alike, whether rounds live on the device or are driven from Python."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_close, assert_same_bytes
+from triton_models import (
+    CAPACITY,
+    CHUNK,
+    DEEP,
+    EAGLE,
+    LINEAR,
+    PROMPT,
+    SCHEDULES,
+    SHAPE,
+    WIDE,
+    Load,
+    eagle_decoder,
+    loader,
+    restored,
+)
+from tune_kernels.decoder import Decoder
+from tune_kernels.decoder.drafter import Drafter
+from tune_kernels.decoder.drafters.eagle3_checkpoint import random_eagle3
+from tune_kernels.decoder.drafters.ngram import NGramDrafter
+from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
+from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
+from tune_kernels.decoder.errors import LoadError, NumericsError, RequestError
+from tune_kernels.decoder.on_gpu import model as triton_model
+from tune_kernels.decoder.on_gpu import round_parts as rounds
+from tune_kernels.decoder.on_gpu import rounds as resident
+from tune_kernels.decoder.on_gpu.cache import SLACK, DeviceCache, standing_in
+from tune_kernels.decoder.on_torch.cache import Appended, Branches
+from tune_kernels.decoder.selection import Options
+from tune_kernels.schedules.recipe import Recipe
+from tune_kernels.schedules.schedule import Schedule
+
+pytestmark = pytest.mark.interpreter
+LONG = [*PROMPT, 14, 8, 2, 77]  # a single pass crosses a chunk's edge as well
+TOKENS = 10  # of a request
+# The recipes' tolerances between two implementations of one pass, of random weights: relative RMS and worst error of logits.
+CLOSE = {"bf16": (1.5e-2, 8e-2), "fp8-v1": (1.5e-2, 8e-2)}
+RECIPES = list(CLOSE)
+
+
+@pytest.fixture(scope="session")
+def load(device: str, recipe_of: Callable[..., Recipe]) -> Load:
+    return loader(device, recipe_of)
+
+
+@pytest.fixture(scope="session")
+def wide(load: Load) -> dict[str, Decoder]:
+    """One a recipe: several layers and KV heads."""
+    return {recipe: load(recipe, WIDE) for recipe in RECIPES}
+
+
+@pytest.fixture(scope="session")
+def self_drafted(load: Load) -> Decoder:
+    return load(drafter="random:0")
+
+
+@pytest.fixture
+def decoder(self_drafted: Decoder) -> Iterator[Decoder]:
+    """A model with itself as drafter; what a test changes in it is put back."""
+    yield from restored(self_drafted)
+
+
+@pytest.fixture(scope="session")
+def expected(self_drafted: Decoder) -> list[int]:
+    """What AR emits after PROMPT, one driven pass a token: in the interpreter ids that don't repeat at first, so that they may be
+    ends."""
+    found = self_drafted.generate(PROMPT, "ar", max_new_tokens=TOKENS, logprobs=0).token_ids
+    assert len(set(found[:6])) == 6 or self_drafted.model.device.type == "cuda", found
+    return found
+
+
+@pytest.fixture(autouse=True)
+def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rounds in flight when a request ends: each costs a second of the interpreter."""
+    monkeypatch.setattr(resident, "TOKENS_A_BATCH", 2)
+
+
+@pytest.fixture
+def driven(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From now on every round is driven from Python."""
+    return lambda: monkeypatch.setattr(resident, "resident_rounds", lambda *_: None)
+
+
+def fed(decoder: Decoder, tokens: list[int], rows: int = 0) -> Any:
+    """(prefill's final rows, forward's) of a fresh cache: the last `rows` tokens are fed in one decode pass."""
+    cache = decoder.model.new_cache(CAPACITY)
+    first = len(tokens) - rows
+    before = decoder.model.prefill(tokens[:first], Appended(cache, first)).final
+    return before, decoder.model.forward(tokens[first:], Appended(cache, rows)).final if rows else None
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_logits_are_close_to_the_torch_backends(recipe: str, wide: dict[str, Decoder], load: Load) -> None:
+    """Prefill, and a decode pass whose rows cross a chunk's edge."""
+    tokens = [*LONG, 3, 50, 21, 77, 9, 14, 88]
+    ours, theirs = wide[recipe], load(recipe, WIDE, "torch")
+    for final, reference in zip(fed(ours, tokens, 7), fed(theirs, tokens, 7)):
+        rms, worst = CLOSE[recipe]
+        assert_close(ours.model.logits(final), theirs.model.logits(reference), rms=rms, worst=worst)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_rows_alone_and_together(recipe: str, wide: dict[str, Decoder]) -> None:
+    """cases.md, Decoding 1, 2, 3: a pass of 6 rows, the same as one by one and as 2 and 4, features included."""
+    model, tokens, layers = wide[recipe].model, [3, 50, 21, 77, 9, 14], (0, 1)
+    prompt: Any = model.new_cache(CAPACITY)
+    model.prefill(LONG, Appended(prompt, len(LONG)))
+
+    def passes(*sizes: int) -> tuple[Any, Any, Any]:
+        cache: Any = model.new_cache(CAPACITY)
+        cache.buffer.fill_(torch.nan)
+        cache.buffer[:, :, :len(LONG)] = prompt.buffer[:, :, :len(LONG)]
+        cache.cursor = len(LONG)
+        parts, at = [], 0
+        for size in sizes:
+            parts.append(model.forward(tokens[at:at + size], Appended(cache, size), layers))
+            at += size
+        kept = cache.buffer[:, :, :len(LONG) + len(tokens)].clone()
+        return torch.cat([p.final for p in parts]), torch.cat([p.features for p in parts if p.features is not None]), kept
+
+    whole = passes(6)
+    for sizes in ([1] * 6, [2, 4]):
+        for name, found, expected in zip(("final", "features", "cache"), passes(*sizes), whole):
+            assert_same_bytes(found, expected, f"{name} of passes {sizes}")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_prefill_gives_the_same_bytes_however_it_is_cut_or_filled_up(recipe: str, wide: dict[str, Decoder],
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """cases.md, Decoding 5, 15."""
+    model, prompt = wide[recipe].model, PROMPT[:7]
+    monkeypatch.setattr(triton_model, "FEWEST_ROWS", 2)
+
+    def cut(*sizes: int) -> tuple[Any, Any, Any]:
+        cache: Any = model.new_cache(CAPACITY)
+        cache.buffer.fill_(torch.nan)
+        parts, at = [], 0
+        for size in sizes:
+            parts.append(model.prefill(prompt[at:at + size], Appended(cache, size), (1,)))
+            at += size
+        kept = cache.buffer[:, :, :len(prompt)].clone()
+        return torch.cat([p.final for p in parts]), torch.cat([p.features for p in parts if p.features is not None]), kept
+
+    whole = cut(len(prompt))  # filled up to 8 rows
+    for sizes in ([1, 6], [4, 2, 1]):
+        for name, found, expected in zip(("final", "features", "cache"), cut(*sizes), whole):
+            assert_same_bytes(found, expected, f"{name} of {sizes}")
+    monkeypatch.setattr(triton_model, "FEWEST_ROWS", 2 * SLACK)  # more than there is room for: as many as there are
+    for found, expected in zip(cut(len(prompt)), whole):
+        assert_same_bytes(found, expected, "not filled up")
+
+
+def test_ar_in_resident_rounds(decoder: Decoder, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ids as driven, when records go around their ring as well."""
+    ring = resident.AHEAD * resident.TOKENS_A_BATCH
+    assert ring < TOKENS
+    monkeypatch.setattr(rounds, "RING", ring)
+    cache: Any = decoder.cache
+    cache.rounds = None
+    result = decoder.generate(PROMPT, "ar", max_new_tokens=TOKENS)
+    cache.rounds = None
+    assert result.token_ids == expected
+    assert result.stats.rounds == result.stats.emitted == TOKENS - 1
+    assert decoder.cache.cursor == len(PROMPT) + TOKENS - 1
+
+
+def scripted(expected: list[int], accepted: list[int], inner: Drafter | None = None) -> ScriptedDrafter:
+    return ScriptedDrafter([*PROMPT, *expected], accepted, SHAPE.vocab_size, inner=inner)
+
+
+@pytest.mark.parametrize("mode", ["resident", "driven", "ssd"])
+def test_a_model_that_drafts_for_itself(mode: str, decoder: Decoder, expected: list[int], driven: Callable[[], None]) -> None:
+    """cases.md, Decoding 10, 12: acceptance 1, so no key of the drafter's cache is missing or stale; a second request sees
+    nothing of the first (14)."""
+    if mode == "driven":
+        driven()
+    decoder.generate([1, 2, 3], "ssd" if mode == "ssd" else "sd", max_new_tokens=4, draft_length=3)
+    decoder.cache.buffer.fill_(torch.nan)  # type: ignore[attr-defined]
+    decoder.drafter.cache.buffer.fill_(torch.nan)  # type: ignore[union-attr]
+    result = decoder.generate(PROMPT, "ssd" if mode == "ssd" else "sd", max_new_tokens=TOKENS - 1, draft_length=3, branches=2)
+    assert result.token_ids == expected[:TOKENS - 1]
+    assert result.stats.acceptance == 1
+    assert result.stats.accepted_per_round == [3, 3]
+    if mode == "ssd":
+        assert result.stats.branch_hits == 1
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_ngrams(mode: str, decoder: Decoder, expected: list[int]) -> None:
+    """No chain of launches: driven, with drafts of any length."""
+    decoder.drafter = NGramDrafter()
+    prompt = [*PROMPT, *expected[:4], *PROMPT]
+    ar = decoder.generate(prompt, "ar", max_new_tokens=4)
+    result = decoder.generate(prompt, mode, max_new_tokens=4, draft_length=3)
+    assert result.token_ids == ar.token_ids
+    assert result.stats.drafted > 0
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_script_alone(mode: str, decoder: Decoder, expected: list[int]) -> None:
+    """Driven: exactly the accepted counts that it says."""
+    decoder.drafter = scripted(expected, [2, 0, 3, 1])
+    result = decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=3)
+    assert result.token_ids == expected
+    assert result.stats.accepted_per_round == [2, 0, 3, 0]  # the last round has room for one token
+
+
+@pytest.mark.parametrize("mode", ["resident", "driven", "ssd"])
+def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected: list[int], driven: Callable[[], None]) -> None:
+    """The drafter works, its proposals are overwritten, and acceptance is the script's; cases.md, Decoding 11, 12."""
+    inner, decoder.drafter = decoder.drafter, scripted(expected, [2, 0, 3, 1], decoder.drafter)
+    if mode == "driven":
+        driven()
+    result = decoder.generate(PROMPT, "ssd" if mode == "ssd" else "sd", max_new_tokens=TOKENS - 1, draft_length=3, branches=2)
+    assert result.token_ids == expected[:TOKENS - 1]
+    assert result.stats.accepted_per_round == [2, 0, 3]
+    decoder.drafter = inner
+    again = decoder.generate(PROMPT, "sd", max_new_tokens=TOKENS - 1, draft_length=3)
+    assert again.stats.accepted_per_round == [3, 3], "a script that is gone still shows"
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+@pytest.mark.parametrize("at", [0, 1, 3, 4])
+def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, expected: list[int]) -> None:
+    """cases.md, Decoding 6, 8: an end that is accepted, or is the recovery token, stops there, at the limit as well; the limit
+    likewise. In resident rounds, of three drafted tokens; in SSD, drafted by a branch from the second round on."""
+    at = expected.index(expected[at])  # on a GPU random weights emit other tokens: one that came before ends there
+    stopped = decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=3, stop_token_ids=[expected[at]])
+    assert (stopped.token_ids, stopped.finish_reason) == (expected[:at + 1], "stop")
+    limited = decoder.generate(PROMPT, mode, max_new_tokens=at + 1, draft_length=3)
+    assert (limited.token_ids, limited.finish_reason) == (expected[:at + 1], "length")
+    for result in (stopped, limited):
+        assert result.stats.emitted == at and result.stats.accepted <= result.stats.drafted
+    if at == 3:
+        decoder.eos_ids = frozenset([expected[at]])
+        ended = decoder.generate(PROMPT, mode, max_new_tokens=at + 1, draft_length=3)
+        assert (ended.token_ids, ended.finish_reason) == (expected[:at + 1], "eos")
+
+
+def test_more_ends_than_the_device_holds_are_driven(decoder: Decoder, expected: list[int]) -> None:
+    others = sorted(set(range(SHAPE.vocab_size)) - set(expected))
+    result = decoder.generate(PROMPT, "sd", max_new_tokens=6, draft_length=3, stop_token_ids=[*others, expected[3]])
+    assert len(others) >= resident.ENDS
+    assert (result.token_ids, result.finish_reason) == (expected[:expected.index(expected[3]) + 1], "stop")
+
+
+def test_the_last_slot_of_the_cache_is_used(load: Load) -> None:
+    """cases.md, Decoding 9: rounds in flight write past the capacity, into the slack."""
+    decoder = load(drafter="random:0", capacity=len(PROMPT) + 3)
+    outs = [decoder.generate(PROMPT, mode, max_new_tokens=4, draft_length=7).token_ids for mode in ("ar", "sd", "ssd")]
+    assert outs[0] == outs[1] == outs[2]
+    with pytest.raises(RequestError, match=f"the KV cache has {len(PROMPT) + 3}"):
+        decoder.generate(PROMPT, "ar", max_new_tokens=5)
+
+
+def test_fp8_rounds(load: Load, driven: Callable[[], None]) -> None:
+    """The other recipe: AR, SD in both kinds of rounds, SSD."""
+    decoder = load("fp8-v1", drafter="random:0")
+    outs = [decoder.generate(PROMPT[:5], mode, max_new_tokens=5, draft_length=3, branches=2).token_ids
+            for mode in ("ar", "sd", "ssd")]
+    driven()
+    outs.append(decoder.generate(PROMPT[:5], "sd", max_new_tokens=5, draft_length=3).token_ids)
+    assert outs == [outs[0]] * 4
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_eagle3(recipe: str, load: Load, driven: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts that are wrong and, under a script, right: the same ids in AR, resident and driven rounds and SSD; the drafter's
+    proposals are the same in both kinds of rounds (cases.md, Decoding 13)."""
+    monkeypatch.setattr(resident, "AHEAD", 1)  # rounds in flight at the end cost much here and are tested above
+    decoder, drafter = eagle_decoder(load, recipe)
+    prompt = PROMPT[:3]
+    ar = decoder.generate(prompt, "ar", max_new_tokens=6, logprobs=0).token_ids
+    decoder.drafter = ScriptedDrafter([*prompt, *ar], [1, 2], DEEP.vocab_size, inner=drafter)
+    script = decoder.generate(prompt, "sd", max_new_tokens=6, draft_length=2)
+    assert script.token_ids == ar
+    assert script.stats.accepted_per_round == [1, 2]
+    if recipe != RECIPES[-1]:
+        return
+    decoder.drafter = drafter
+    found = decoder.generate(prompt, "sd", max_new_tokens=3, draft_length=2)
+    ssd = decoder.generate(prompt, "ssd", max_new_tokens=3, draft_length=2, branches=1)
+    driven()
+    again = decoder.generate(prompt, "sd", max_new_tokens=3, draft_length=2)
+    assert found.token_ids == ssd.token_ids == again.token_ids == ar[:3]
+    assert found.stats.accepted_per_round == again.stats.accepted_per_round
+
+
+def test_eagle3_is_close_to_the_torch_backends(load: Load) -> None:
+    """Its features reduced, and its logits over the drafter's vocabulary."""
+    networks = []
+    for backend in ("triton", "torch"):
+        decoder = load("fp8-v1", DEEP, backend)
+        networks.append(random_eagle3(1, EAGLE, decoder.model, decoder.recipe, decoder.model.device, CAPACITY,
+                                      Options(overrides=SCHEDULES)).model)
+    rms, worst = CLOSE["fp8-v1"]
+    features = torch.randn(5, 3 * DEEP.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    reduced = [network.reduce(features.to(network.embedding.device)) for network in networks]
+    assert_close(*reduced, rms=rms, worst=worst)
+    found = []
+    for network in networks:
+        step = network.forward(PROMPT[:5], reduced[0], Appended(network.new_cache(CAPACITY), 5))
+        found.append(torch.from_numpy(network.rows_over_target(step.final)))
+    known = found[1].isfinite()
+    assert torch.equal(found[0].isfinite(), known) and int(known.sum()) == 5 * (EAGLE.draft_vocab_size or 0)
+    assert_close(found[0][known], found[1][known], rms=rms, worst=worst)
+
+
+@pytest.mark.parametrize("mode", ["ar", "driven", "sd"])
+def test_nan_is_an_error(mode: str, load: Load, driven: Callable[[], None]) -> None:
+    """After the prompt, so that rounds meet it."""
+    decoder = load(drafter="random:0" if mode == "sd" else None)
+    if mode == "driven":
+        driven()
+    prefill = decoder.model.prefill
+
+    def then_nan(*arguments: Any) -> Any:
+        found = prefill(*arguments)
+        decoder.model.layers[-1].down.w.fill_(torch.nan)  # type: ignore[attr-defined]
+        return found
+
+    decoder.model.prefill = then_nan  # type: ignore[method-assign]
+    with pytest.raises(NumericsError, match="NaN"):
+        decoder.generate(PROMPT, "sd" if mode == "sd" else "ar", max_new_tokens=4, draft_length=2)
+
+
+def test_nan_in_the_prompt_is_an_error(load: Load) -> None:
+    decoder = load()
+    decoder.model.embedding[PROMPT[0]] = torch.nan
+    with pytest.raises(NumericsError, match="NaN"):
+        decoder.generate(PROMPT[:1], "ar", max_new_tokens=2)
+
+
+def test_a_draft_longer_than_a_pass_is_refused(load: Load) -> None:
+    """By attention's tile."""
+    narrow = replace(SCHEDULES["attention"], TILE=16)
+    decoder = load(drafter="ngram", changes={"attention": narrow})
+    assert decoder.model.max_rows == 8
+    with pytest.raises(RequestError, match="draft_length is 8"):
+        decoder.generate(PROMPT, "sd", max_new_tokens=2, draft_length=8)
+    assert len(decoder.generate(PROMPT, "sd", max_new_tokens=2, draft_length=7).token_ids) == 2
+
+
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_a_draft_longer_than_the_drafters_pass_is_refused(kind: str, load: Load) -> None:
+    """The drafter's own tile, whatever the target's; also under a script that stands for it. AR doesn't ask."""
+    narrow = {"attention": replace(SCHEDULES["attention"], TILE=16)}
+    if kind == "model":
+        decoder = load()
+        decoder.drafter = SmallModelDrafter(load(changes=narrow).model, CAPACITY)
+    else:
+        decoder, _ = eagle_decoder(load, "bf16", drafter_changes=narrow)
+    for mode in ("sd", "ssd"):
+        with pytest.raises(RequestError, match=f"draft_length is 8: a pass of drafter {kind} takes 8 rows\nexpected: 1 to 7"):
+            decoder.generate(PROMPT, mode, max_new_tokens=2, draft_length=8)
+    decoder.drafter = ScriptedDrafter(PROMPT, [0], 96, inner=decoder.drafter)
+    with pytest.raises(RequestError, match="a pass of drafter scripted takes 8 rows"):
+        decoder.generate(PROMPT, "sd", max_new_tokens=2, draft_length=8)
+    assert decoder.generate(PROMPT, "ar", max_new_tokens=1, draft_length=8).token_ids
+
+
+def test_nan_of_a_drafter_is_an_error(load: Load) -> None:
+    """Where its passes are driven; a draft on the device that holds one is refused by the verification alone."""
+    decoder, drafter = eagle_decoder(load, "bf16")
+    with pytest.raises(NumericsError, match="the drafter's logits hold NaN"):
+        drafter.model.greedy(torch.full((2, EAGLE.hidden_size), torch.nan, dtype=torch.bfloat16, device=decoder.model.device))
+
+
+def test_a_row_tile_of_a_schedule_bounds_a_pass(load: Load) -> None:
+    """Linears with 8 rows a launch verify at most 7 drafted tokens."""
+    narrow: dict[str, Schedule] = {"down": replace(LINEAR, row_tile=8)}
+    assert load(changes=narrow).model.max_rows == 8
+
+
+def test_an_attention_chunk_that_is_not_the_recipes_is_refused(load: Load) -> None:
+    """The cache counts chunks of the recipe's size: another one would merge partials that nobody wrote."""
+    attention = replace(SCHEDULES["attention"], chunk=2 * CHUNK)
+    with pytest.raises(LoadError, match=f"attention's chunk is {2 * CHUNK}"):
+        load(changes={"attention": attention})
+
+
+def test_resident_rounds_leave_the_callers_inference_mode_alone(decoder: Decoder) -> None:
+    """Between the pieces of a stream the caller's code runs: its tensors are its own."""
+    request = decoder._request(PROMPT[:2], "ar", max_new_tokens=3)
+    for _ in decoder._rounds(request, decoder._output(request), decoder._stats(request)):
+        assert not torch.is_inference_mode_enabled()
+
+
+def test_fp32_is_refused(load: Load) -> None:
+    with pytest.raises(LoadError, match="recipe fp32 on the triton backend"):
+        load("fp32")
+
+
+@pytest.mark.parametrize(("tokens", "chunks"), [(1, 1), (16, 1), (17, 2), (32, 2), (33, 4), (64, 4), (65, 7), (112, 7)])
+def test_chunks_for(tokens: int, chunks: int, recipe_of: Callable[..., Recipe]) -> None:
+    """Enough for the tokens, few different ones, never more than the cache has."""
+    cache = DeviceCache(SHAPE, CAPACITY, recipe_of("bf16", CHUNK), torch.device("cpu"))
+    assert cache.chunks == -(-(CAPACITY + SLACK) // CHUNK) == 7
+    assert cache.chunks_for(tokens) == chunks
+    assert cache.chunks_for(tokens) * CHUNK >= tokens
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_standing_in_gives_the_slots_back(fails: bool, recipe_of: Callable[..., Recipe]) -> None:
+    """The branch's tokens stand in the cache for one pass; then its new token is its own and the cache is as it was, even
+    where the pass fails."""
+    cache: Any = DeviceCache(SHAPE, CAPACITY, recipe_of("bf16", CHUNK), torch.device("cpu"))
+    cache.buffer.normal_()
+    before = cache.buffer.clone()
+    rows = Branches(cache, [10, 7], 3)
+    rows.keys.normal_()
+    rows.values.normal_()
+    for done in range(3):
+        for branch, length in enumerate((10, 7)):
+            new = torch.randn(2, SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.head_dim).bfloat16()
+            own = rows.keys[:, branch, :done].clone(), rows.values[:, branch, :done].clone()
+            try:
+                with standing_in(rows, branch):
+                    assert torch.equal(cache.keys[:, length:length + done], own[0])
+                    assert torch.equal(cache.values[:, length:length + done], own[1])
+                    cache.buffer[:, :, length + done] = new
+                    if fails:
+                        raise RequestError("no pass")
+                assert_same_bytes(torch.stack([rows.keys[:, branch, done], rows.values[:, branch, done]]), new)
+            except RequestError:
+                assert fails
+            assert_same_bytes(cache.buffer, before, f"step {done}, branch {branch}")
+        rows.finish()
+
+
+def test_scales_of_weights_are_those_of_the_cpu(device: str) -> None:
+    """A GPU divides by a number as it multiplies by the reciprocal: one last bit of a scale moved 51 weights of a layer."""
+    from tune_kernels.decoder.on_torch.linear import quantise_weights
+
+    gen = torch.Generator().manual_seed(7)
+    w = torch.randint(-8, 8, (256, 96), generator=gen) * torch.rand(256, 1, generator=gen)  # few levels a row, so many ties
+    for found, expected in zip(quantise_weights(w.to(device)), quantise_weights(w)):
+        assert_same_bytes(found.cpu(), expected)

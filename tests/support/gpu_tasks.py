@@ -1,0 +1,46 @@
+"""Tasks of a worker on the GPU that do what their candidate's schedule says, for the worker's tests: imported by name."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tune_kernels.tuner.on_gpu.samples.gate import Checked
+from tune_kernels.tuner.on_gpu.samples.timing import Batch, State
+from tune_kernels.tuner.on_gpu.worker.measure import Answer, CheckTask, TimeTask, at_work
+
+NO_CALLS = {"compiler": 0, "ptxas": 0, "c_compiler": 0}
+CRASHES, HANGS, RAISES, RUNS_OUT = 2, 3, 4, 5  # num_stages of candidates that do
+
+
+def misbehave(stages: int) -> None:
+    """What a candidate does to its process."""
+    if stages == CRASHES:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif stages == HANGS:
+        time.sleep(3600)
+    elif stages == RAISES:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    elif stages == RUNS_OUT:
+        raise MemoryError("CUDA out of memory")
+
+
+def check(task: CheckTask) -> Answer:
+    """Right, unless the candidate misbehaves."""
+    def work() -> Checked:
+        misbehave(task.schedule.num_stages)  # type: ignore[union-attr]
+        return Checked({"reference": (1, 1)}, 0.0, "a" * 64)
+
+    return at_work(task.words, work, task.name)
+
+
+def timed(task: TimeTask) -> Answer:
+    """All samples are 10 us; a candidate that misbehaves does so in the first round, named only where the task is serial."""
+    words = Path(task.words)
+    words.write_text("\n")
+    for name, schedule in task.candidates:
+        if task.serial:
+            words.write_text(f"{name}\n")
+        misbehave(schedule.num_stages)  # type: ignore[union-attr]
+    samples = {name: [10.0] * task.rounds for name, _ in task.candidates}
+    return Answer(Batch(task.phase, task.seed, samples, [State()] * task.rounds), NO_CALLS, os.getpid(), 1.0)

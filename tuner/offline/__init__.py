@@ -1,0 +1,1 @@
+"""Compile and judge schedules without a GPU: space, compile, inspect, report."""

@@ -1,0 +1,319 @@
+"""Compiling one variant, stage by stage, with no GPU: stop as soon as the truth is known, keep what was learnt.
+
+    source → TTIR → TTGIR → (instruction family known) → LLVM IR → (shared memory, TMEM known) → PTX → cubin → facts
+
+Results are content: a record is named by a digest of all that determines it (kernel source, shape, schedule, target, flags,
+Triton and ptxas versions, instructions wanted), is written under another name and renamed. So a killed run loses nothing
+that was finished, and two runs into one folder disturb each other at most by doing the same work twice. Variants whose
+TTGIR and later options are equal are assembled once (`intermediate/`), under a lock that dies with its holder.
+
+A bad candidate becomes a record; a broken environment (a full disk, a missing assembler) raises.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from ...kernels import bundle
+from ...kernels.operation import Instructions, Launch
+from ...schedules.recipe import Numerics
+from ...schedules.schedule import Schedule
+from ...shapes.model import KernelShape
+from ...shapes.target import Target, load_arch
+from ..errors import AssemblerDied
+from . import inspection
+from .cubin import Unreadable, read_cubin
+from .record import SCHEMA, Record, cannot_write, whole, write_json, write_record
+
+AUDIT_ONE_IN = 16  # of the variants that could be rejected early, one in this many is compiled fully, and compared
+# Options that have done their work by TTGIR; extern_libs are paths, and their content is in the artefact's key.
+DONE_BY_TTGIR = ("num_stages", "max_num_imprecise_acc_default", "extern_libs")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One compilation, as sent to a worker. key: of the artefact; record_key: of the record."""
+
+    kernel: str
+    arch: str
+    shape: KernelShape
+    schedule: Schedule
+    numerics: Numerics
+    key: str
+    record_key: str
+    folder: str
+
+
+# Compiling redirects stdout and stderr and sets the compiler's switches: with an executor of threads, one at a time.
+ONE_AT_A_TIME = threading.Lock()
+
+
+class Stop(Exception):
+    """The verdict is known: no further stage is needed."""
+
+    def __init__(self, stage: str, reasons: list[inspection.Reason]) -> None:
+        super().__init__(stage)
+        self.stage = stage
+        self.reasons = reasons
+
+
+def launch_of(kernel: str, shape: KernelShape, schedule: Schedule, numerics: Numerics) -> Launch:
+    from ...kernels import registry
+
+    return registry.operation(kernel).launch(shape, schedule, numerics)
+
+
+def wanted_instructions(kernel: str, shape: KernelShape, arch: str) -> Instructions:
+    from ...kernels import registry
+
+    operation = registry.operation(kernel)
+    return dataclasses.replace(operation.instructions(shape, arch), ahead=operation.ahead)
+
+
+def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, numerics: Numerics, folder: Path) -> Task:
+    """The compilation of one variant, with the keys of what it will leave."""
+    launch = launch_of(kernel, shape, schedule, numerics)
+    key = bundle.artefact_key(launch, load_arch(arch).capability)
+    wanted = wanted_instructions(kernel, shape, arch)
+    record_key = hashlib.sha256(json.dumps([SCHEMA, key, dataclasses.astuple(wanted)]).encode()).hexdigest()[:32]
+    return Task(kernel, arch, shape, schedule, numerics, key, record_key, str(folder))
+
+
+def audited(key: str) -> bool:
+    """Whether an early reject is compiled fully all the same: a fixed sample, the same in every run."""
+    return int(key[:8], 16) % AUDIT_ONE_IN == 0
+
+
+def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
+    """Compile one variant and write its record. Runs in a worker. to_the_end: even where an early reject is due.
+
+    Raises:
+        OutputError: the folder can't be written. What a candidate does wrong is in the record.
+        AssemblerDied: the assembler was killed, which says nothing of the candidate: nothing is recorded.
+    """
+    started = time.perf_counter()
+    folder = Path(task.folder)
+    target = load_arch(task.arch)
+    wanted = wanted_instructions(task.kernel, task.shape, task.arch)
+    launch = launch_of(task.kernel, task.shape, task.schedule, task.numerics)
+    work = _Compilation(launch, target, wanted, task.key, folder)
+    work.to_the_end |= to_the_end
+    try:
+        with ONE_AT_A_TIME:
+            record = work.run()
+    except OSError as e:
+        raise cannot_write(folder, e) from None
+    record = dataclasses.replace(record, compile_ms=round((time.perf_counter() - started) * 1e3, 1))
+    write_record(folder, task.record_key, record)
+    return record
+
+
+class _Compilation:
+    """One run through the stages."""
+
+    def __init__(self, launch: Launch, target: Target, wanted: Instructions, key: str, folder: Path) -> None:
+        self.launch, self.target, self.wanted, self.key, self.folder = launch, target, wanted, key, folder
+        self.to_the_end = audited(key)
+        self.record: dict[str, Any] = {"early": []}
+        self.stage = "contract"
+
+    def run(self) -> Record:
+        from triton import knobs
+
+        with _captured_stderr() as said, knobs.compilation.scope():
+            # Line information would put the checkout's path into the cubin: equal kernels would differ.
+            knobs.compilation.disable_line_info = True
+            self.said = said
+            try:
+                self._front()
+                self._back()
+            except Stop as stop:
+                self.stage = stop.stage
+                return self._finished(stop.reasons)
+        return self._finished([])
+
+    @contextlib.contextmanager
+    def _compiler(self) -> Iterator[None]:
+        """Around Triton's stages, and nothing else: whatever they raise is the candidate's verdict."""
+        try:
+            yield
+        except (OSError, MemoryError):
+            raise
+        except Exception as e:
+            if (killed := re.search(r"`ptxas` failed with error code -(\d+)", str(e))) is not None:
+                raise AssemblerDied(int(killed.group(1))) from None
+            code = "assembler_error" if type(e).__name__ == "PTXASError" else "compile_error"
+            raise Stop(self.stage, [inspection.Reason(code, *_error_text(e, self.said()))]) from None
+
+    def _finished(self, reasons: list[inspection.Reason]) -> Record:
+        return Record(stage=self.stage, failures=[dataclasses.asdict(r) for r in reasons], **self.record)
+
+    def _early(self, stage: str, reasons: list[inspection.Reason]) -> None:
+        """Stop with these reasons, or, where this variant is compiled to the end, note them and go on."""
+        if not reasons:
+            return
+        if not self.to_the_end:
+            raise Stop(stage, reasons)
+        self.record["early"] += [dataclasses.asdict(r) for r in reasons]
+
+    def _front(self) -> None:
+        """To TTGIR: the instruction family is known."""
+        from triton._C.libtriton import ir
+
+        capability = self.target.capability
+        backend = bundle.backend_of(capability)
+        self.options = bundle.compiler_options(self.launch, capability)
+        source = bundle.source_of(self.launch)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        self.metadata: dict[str, Any] = {"target": backend.target, **self.options.__dict__}
+        self.stages: dict[str, Any] = {}
+        backend.add_stages(self.stages, self.options, source.language)
+        with self._compiler():
+            module = source.make_ir(backend.target, self.options, backend.get_codegen_implementation(self.options),
+                                    backend.get_module_map(), context)
+            for name in ("ttir", "ttgir"):
+                module = self.stages[name](module, self.metadata)
+        self.context = context  # the module lives in it
+        self.module = module
+        self.ttgir = str(module)
+        self.stage = "ttgir"
+        dots = inspection.dots_of(self.ttgir)
+        self.record["dots"] = [family for family, _ in dots]
+        self.record["lines"] = [line for _, line in dots]
+        self._early("ttgir", inspection.instruction_reasons(self.record["dots"], self.wanted,
+                                                            tuple(self.record["lines"])))
+
+    def _intermediate_key(self) -> str:
+        """Of all that the later stages depend on."""
+        text = re.sub(r"^#loc.*$|loc\(.*?\)\)?$", "", self.ttgir, flags=re.MULTILINE)
+        chosen = {k: str(v) for k, v in self.options.__dict__.items() if k not in DONE_BY_TTGIR}
+        parts = [SCHEMA, self.launch.kernel.__name__, text, chosen, bundle.toolchain_versions(self.target.capability),
+                 dataclasses.astuple(self.wanted), self.to_the_end, str(self.metadata.get("tensordesc_meta"))]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+    def _back(self) -> None:
+        """From TTGIR to the facts of the cubin, or the same from a variant whose TTGIR was equal."""
+        place = self.folder / "intermediate" / f"{self._intermediate_key()}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        locks = self.folder / "locks"
+        locks.mkdir(exist_ok=True)
+        with FileLock(locks / place.name[:3]):  # 4,096 locks for all keys: a lock file can't be deleted safely
+            if self._reuse(place):
+                return
+            self._assemble()
+            write_json(place, dataclasses.asdict(self._finished([])))
+
+    def _reuse(self, place: Path) -> bool:
+        """Take the result of equal code, if it is there and whole."""
+        try:
+            known = Record(**json.loads(place.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return False
+        if not known.artefact or not whole(self.folder, known):
+            return False
+        if known.artefact != self.key:
+            bundle.link(self.folder, self.key, known.artefact)
+        self.record = {k: v for k, v in dataclasses.asdict(known).items() if k not in ("stage", "failures", "compile_ms")}
+        self.record["artefact"] = self.key
+        self.stage = known.stage
+        return True
+
+    def _assemble(self) -> None:
+        with self._compiler():
+            module = self.stages["llir"](self.module, self.metadata)
+        shared, tmem = self.metadata["shared"] or 0, self.metadata.get("tmem_size") or 0
+        self._early("ttgir", inspection.resource_reasons(shared, tmem, self.target))
+        with self._compiler():
+            ptx = self.stages["ptx"](module, self.metadata)
+        self.stage = "ptx"
+        shown, self.record["conversions"] = inspection.ptx_lines(ptx, self.wanted.forbidden_ptx)
+        self.record["lines"] = shown or self.record["lines"]
+        if self.launch.options.get("launch_pdl"):
+            try:
+                self.record["early_accesses"] = inspection.early_lines(ptx, self.launch.pointers(), self.wanted.ahead)
+            except Unreadable as e:
+                raise Stop("ptx", [inspection.Reason("not_inspectable", str(e))]) from None
+        self._early("ptx", inspection.conversion_reasons(self.record["conversions"])
+                    + inspection.early_reasons(self.record.get("early_accesses", [])))
+        with self._compiler():
+            cubin, log = _with_log(self.stages["cubin"], ptx, self.metadata)
+        self.stage = "cubin"
+        self.record["log"], self.record["warnings"], spills = inspection.log_lines(log)
+        self.record["num_warps"] = self.metadata["num_warps"]
+        bundle.save(self.folder, self.key, self.metadata["name"], self.metadata, ptx, cubin)
+        self.record["artefact"] = self.key
+        try:
+            facts = read_cubin(cubin)
+        except Unreadable as e:
+            raise Stop("cubin", [inspection.Reason("not_inspectable", str(e))]) from None
+        if problem := _contradiction(facts, spills, self.target):
+            raise Stop("cubin", [inspection.Reason("not_inspectable", problem, tuple(self.record["log"]))])
+        self.stage = "sass"
+        self.record["facts"] = {
+            "instructions": facts.instructions, "registers": facts.registers, "stack_bytes": facts.stack_bytes,
+            "spill_store_bytes": facts.spill_store_bytes, "spill_load_bytes": facts.spill_load_bytes,
+            "shared_bytes": shared, "tmem_columns": tmem, "cubin_sha256": bundle.sha256(cubin),
+        }
+
+
+def _contradiction(facts: Any, spills: tuple[int, int] | None, target: Target) -> str | None:
+    """Two readings of one artefact that differ mean that neither is understood."""
+    if facts.arch != target.capability:
+        return f"the cubin is for sm_{facts.arch}; expected {target.arch}"
+    if spills is None:
+        return "ptxas -v said nothing of spills"
+    if spills != (facts.spill_store_bytes, facts.spill_load_bytes):
+        return (f"ptxas -v says {spills[0]} B of spill stores and {spills[1]} B of loads, the code has "
+                f"{facts.spill_store_bytes} B and {facts.spill_load_bytes} B")
+    return None
+
+
+def _with_log(stage: Any, ptx: str, metadata: dict[str, Any]) -> tuple[bytes, str]:
+    """Assemble, and keep the `ptxas -v` log that Triton throws away otherwise."""
+    from triton import knobs
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), knobs.nvidia.scope():
+        knobs.nvidia.dump_ptxas_log = True
+        return stage(ptx, metadata), out.getvalue()
+
+
+@contextlib.contextmanager
+def _captured_stderr() -> Iterator[Any]:
+    """What native code prints to file descriptor 2: yields a function that returns it so far."""
+    with tempfile.TemporaryFile() as sink:
+        saved = os.dup(2)
+        os.dup2(sink.fileno(), 2)
+
+        def said() -> str:
+            sink.seek(0)
+            return sink.read().decode(errors="replace")
+
+        try:
+            yield said
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def _error_text(error: Exception, said: str) -> tuple[str, tuple[str, ...]]:
+    """(detail, lines) of a compiler's complaint: the first line that names an error, and a few that do."""
+    lines = [line.strip() for line in f"{error}\n{said}".splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Repro command")]
+    telling = [line for line in lines if re.search(r"fatal|error\s*:|Error:", line)] or lines or [type(error).__name__]
+    return telling[0][:400], tuple(line[:240] for line in telling[:6])

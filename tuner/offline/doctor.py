@@ -1,0 +1,73 @@
+"""What works on this machine and what doesn't: toolchain, targets, GPU."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from ...schedules.recipe import load_recipe
+from ...shapes.errors import UserError
+from ...shapes.target import ARCHES, load_arch
+from ..pool import default_jobs
+from .toolchain import check_assembler, check_numerics, nvdisasm_path, ptxas_path, read_toolchain
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. ok: None where it is neither good nor bad, only absent."""
+
+    what: str
+    ok: bool | None
+    found: str
+
+
+def examine(recipe: str = "fp8-v1") -> list[Finding]:
+    """Look at everything; never raises for what it finds wrong."""
+    numerics = load_recipe(recipe).numerics
+    findings = [Finding("python", True, platform.python_version())]
+    targets = [load_arch(a) for a in ARCHES]
+    try:
+        chain = read_toolchain([], numerics)
+        findings.append(Finding("triton", True, chain.triton))
+        findings.append(Finding("nvdisasm", True, f"{chain.nvdisasm} ({nvdisasm_path()})"))
+    except UserError as e:
+        return [*findings, Finding("triton", False, str(e))]
+    for target in targets:
+        try:
+            check_assembler(target)
+            check_numerics(target, numerics)
+            findings.append(Finding(f"offline for {target.arch}", True, ptxas_path(target)))
+        except UserError as e:
+            findings.append(Finding(f"offline for {target.arch}", False, str(e)))
+    findings.append(Finding("workers", True, f"{default_jobs()} of {os.cpu_count()} cores"))
+    torch = importlib.util.find_spec("torch")
+    findings.append(Finding("torch", None if torch is None else True, _torch_version() if torch else
+                            "not installed: offline work doesn't need it, launching kernels does"))
+    return [*findings, _gpu()]
+
+
+def _torch_version() -> str:
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+def _gpu() -> Finding:
+    tool = shutil.which("nvidia-smi")
+    nothing = Finding("gpu", None, "none: offline work doesn't need one; timing and promotion do")
+    if tool is None:
+        return nothing
+    try:
+        done = subprocess.run([tool, "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
+                              text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return nothing
+    names = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return Finding("gpu", True, "; ".join(names)) if done.returncode == 0 and names else nothing
+
+
+def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
+    return [{"what": f.what, "ok": f.ok, "found": f.found} for f in findings]

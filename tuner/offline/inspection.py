@@ -1,0 +1,183 @@
+"""From artefact to verdict. A verdict is a value: accepted, or reasons from a fixed list, with the lines that decided.
+
+The record of a compilation (`record.Record`) holds facts only; the policy is applied here, each time a report is made, so
+that another spill limit needs no compiling.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...kernels.operation import Instructions
+from ...shapes.target import Target
+from .early_access import before_wait
+from .record import Record
+
+CODES = ("contract", "compile_error", "assembler_error", "timeout", "wrong_instruction", "early_access", "register_spill",
+         "resource_limit", "not_inspectable")
+STAGES = ("contract", "ttgir", "ptx", "cubin", "sass")
+
+_DOT = re.compile(r"(?:^|= |\s)(ttng\.warp_group_dot|ttng\.tc_gen5_mma|ttng\.tc_gen5_mma_scaled|tt\.dot|tt\.dot_scaled) ")
+_ELEMENT = re.compile(r"(?:memdesc|tensor)<(?:\d+x)+(\w+)")
+_PTX_MMA = re.compile(r"\b(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)\b")
+_WARNING = re.compile(r"\bC75\d\d\b|warning", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a variant was rejected. code: one of CODES; lines: of TTGIR, PTX or the assembler's log."""
+
+    code: str
+    detail: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """accepted, or the reasons. Fields past the stage reached are None."""
+
+    accepted: bool
+    stage: str
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    blocks_per_sm: int | None = None
+
+
+def dots_of(ttgir: str) -> list[tuple[str, str]]:
+    """(family, line) of each distinct dot in TTGIR: known here, before the dear half of the compilation."""
+    found: dict[tuple[str, ...], tuple[str, str]] = {}
+    for line in ttgir.splitlines():
+        match = _DOT.search(line)
+        if not match:
+            continue
+        types = _ELEMENT.findall(line)[:2]
+        family = _family(match.group(1), types)
+        found.setdefault((family, *types), (family, _short(line)))
+    return list(found.values())
+
+
+def _family(op: str, types: list[str]) -> str:
+    fp8 = len(types) == 2 and all(t.startswith("f8") for t in types)
+    if op == "ttng.warp_group_dot":
+        return "QGMMA" if fp8 else "HGMMA"
+    if op == "ttng.tc_gen5_mma":
+        return "UTCQMMA" if fp8 else "UTCHMMA"
+    return "HMMA" if op == "tt.dot" else op
+
+
+def _short(line: str, limit: int = 240) -> str:
+    line = re.sub(r"\s+", " ", re.sub(r" loc\(.*$", "", line)).strip()
+    return line if len(line) <= limit else line[:limit] + " ..."
+
+
+def ptx_lines(ptx: str, forbidden: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The first line of each kind of tensor-core instruction, and of each forbidden conversion."""
+    shown: dict[str, str] = {}
+    wrong: dict[str, str] = {}
+    for line in ptx.splitlines():
+        if (match := _PTX_MMA.search(line)) is not None:
+            shown.setdefault(line[match.start():].split(" ")[0], _short(line))
+        for text in forbidden:
+            if text in line:
+                wrong.setdefault(text, _short(line))
+    return list(shown.values()), list(wrong.values())
+
+
+def log_lines(log: str) -> tuple[list[str], list[str], tuple[int, int] | None]:
+    """From `ptxas -v`: the lines on stack and registers, the warnings, and (spill store, spill load) bytes."""
+    used, warnings, spills = [], [], None
+    for line in log.splitlines():
+        if (match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)) is not None:
+            spills = (int(match.group(1)), int(match.group(2)))
+            used.append(line.strip())
+        elif "Used " in line and "registers" in line:
+            used.append(line.split(":", 1)[-1].strip())
+        elif _WARNING.search(line):
+            warnings.append(re.sub(r"^.*?(?=\(C75|warning)", "", line.strip(), flags=re.IGNORECASE))
+    return used, warnings, spills
+
+
+def instruction_reasons(found: dict[str, int] | list[str], wanted: Instructions, lines: tuple[str, ...]) -> list[Reason]:
+    """wrong_instruction where a required family is missing or a forbidden one is there."""
+    missing = [f for f in wanted.required if f not in found]
+    wrong = [f for f in wanted.forbidden if f in found]
+    if not missing and not wrong:
+        return []
+    expected = " and ".join(wanted.required) or "no tensor-core instruction"
+    return [Reason("wrong_instruction", f"expected {expected}, found {', '.join(found) or 'no tensor-core instruction'}",
+                   lines)]
+
+
+def conversion_reasons(lines: list[str]) -> list[Reason]:
+    if not lines:
+        return []
+    return [Reason("wrong_instruction", "e4m3 is converted to f16 before the product", tuple(lines))]
+
+
+def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> list[str]:
+    """What a kernel of a chain touches before it waits for the one in front, and mustn't: a line each. Raises Unreadable."""
+    accesses = before_wait(ptx, pointers)
+    if accesses is None:
+        return ["no griddepcontrol.wait"]
+    return [f"{a.name or 'an address of unknown origin'} {'written' if a.writes else 'read'}: {a.line}" for a in accesses
+            if a.writes or a.name not in allowed]
+
+
+def early_reasons(lines: list[str]) -> list[Reason]:
+    """early_access where there are such lines."""
+    if not lines:
+        return []
+    return [Reason("early_access", "memory is touched before the kernel waits for the one in front, which may still write it",
+                   tuple(lines))]
+
+
+def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> list[Reason]:
+    """What the compiler does not check offline."""
+    reasons = []
+    if shared_bytes > target.shared_bytes_per_block:
+        reasons.append(Reason("resource_limit", f"{shared_bytes:,} B of shared memory a block; {target.arch} has "
+                                                f"{target.shared_bytes_per_block:,} B"))
+    if tmem_columns > target.tmem_columns:
+        reasons.append(Reason("resource_limit", f"{tmem_columns} TMEM columns; {target.arch} has {target.tmem_columns}"))
+    return reasons
+
+
+def blocks_per_sm(registers: int, shared_bytes: int, tmem_columns: int, num_warps: int, target: Target) -> tuple[int, str]:
+    """Blocks that fit one SM at once, and what limits them. Registers are given out by warp, in units of 256."""
+    by_warp = -(-registers * 32 // 256) * 256
+    limits = {
+        "warps": target.max_warps_per_sm // num_warps,
+        "blocks": target.max_blocks_per_sm,
+        "registers": target.registers_per_sm // (by_warp * num_warps) if by_warp else target.max_blocks_per_sm,
+        "shared memory": target.shared_bytes_per_sm // (shared_bytes + target.shared_bytes_reserved_per_block),
+    }
+    if tmem_columns:
+        limits["TMEM"] = target.tmem_columns // tmem_columns
+    limit = min(limits, key=lambda name: limits[name])
+    return limits[limit], limit
+
+
+def judge(record: Record, wanted: Instructions, schedule: Any, target: Target, max_spill_bytes: int = 0) -> Verdict:
+    """The verdict on one record under a policy."""
+    reasons = [Reason(r["code"], r["detail"], tuple(r["lines"])) for r in record.failures]
+    facts = record.facts
+    if record.stage != "sass":
+        return Verdict(False, record.stage, tuple(reasons), tuple(record.warnings), tuple(record.lines), facts)
+    lines = tuple(record.lines)
+    reasons += instruction_reasons(facts["instructions"], wanted, lines)
+    reasons += conversion_reasons(record.conversions)
+    reasons += early_reasons(record.early_accesses)
+    reasons += resource_reasons(facts["shared_bytes"], facts["tmem_columns"], target)
+    spilled = max(facts["spill_store_bytes"], facts["spill_load_bytes"])
+    if spilled > max_spill_bytes:
+        reasons.append(Reason("register_spill", f"{facts['spill_store_bytes']:,} B of spill stores, "
+                              f"{facts['spill_load_bytes']:,} B of loads, {facts['stack_bytes']:,} B of stack; limit "
+                              f"{max_spill_bytes:,} B", tuple(line for line in record.log if "spill" in line)))
+    fit, limit = blocks_per_sm(facts["registers"], facts["shared_bytes"], facts["tmem_columns"], record.num_warps, target)
+    asked = getattr(schedule, "blocks_per_sm", 0)
+    if asked > fit and not any(r.code == "resource_limit" for r in reasons):
+        reasons.append(Reason("resource_limit", f"blocks_per_sm {asked} asked for; {limit} lets {fit} stay on an SM"))
+    return Verdict(not reasons, "sass", tuple(reasons), tuple(record.warnings), lines, facts, fit)

@@ -1,0 +1,201 @@
+"""The space: candidate schedules of each kernel, and the reason for each one that can't be.
+
+A space is a TOML file of grids. A grid names kernels and gives each knob a value or a list; its candidates are the product.
+Grids of one kernel add up, and equal candidates count once. Rules are not a list of bad blocks: a combination is rejected
+when the kernel's contract says that it can't be run, before anything is compiled; what merely compiles badly is for the
+artefact to show.
+"""
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...kernels import registry
+from ...kernels.fixed import FIXED
+from ...schedules import store
+from ...schedules.errors import NotPromoted
+from ...schedules.recipe import Recipe
+from ...schedules.schedule import Schedule, check_knob, schedule_from_dict
+from ...shapes.fields import Fields, nearest, read_table
+from ...shapes.model import KernelShape, ModelShape
+from ...shapes.target import ARCHES, Target, load_targets
+from ..errors import SpaceError
+
+SHIPPED = Path(__file__).parent / "spaces"
+MAX_CANDIDATES = 100_000  # of one grid: a slip in a list should not fill the memory
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The product of the knobs' values, for some kernels and targets."""
+
+    kernels: tuple[str, ...]
+    targets: tuple[str, ...]
+    knobs: Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Space:
+    """A named list of grids."""
+
+    name: str
+    grids: tuple[Grid, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One schedule of one kernel for one target. problem: why it can't be, or None; code: of the reason."""
+
+    kernel: str
+    shape: KernelShape
+    schedule: Schedule
+    target: Target
+    problem: str | None = None
+    code: str = "contract"
+
+
+def shipped_names() -> list[str]:
+    return sorted(p.stem for p in SHIPPED.glob("*.toml"))
+
+
+def load_space(name_or_path: str) -> Space:
+    """A shipped space by name, or one's own by path.
+
+    Raises:
+        SpaceError: unknown name; a file that can't be read; a kernel, target or knob that doesn't exist; an empty list.
+    """
+    path = SHIPPED / f"{name_or_path}.toml" if name_or_path in shipped_names() else Path(name_or_path)
+    if not os.path.isfile(path):
+        raise SpaceError(f"unknown space {name_or_path!r}{nearest(name_or_path, shipped_names())}",
+                         expected=f"one of {', '.join(shipped_names())}, or the path of a TOML file",
+                         action="copy tuner/spaces/default.toml and change it")
+    fields = Fields(read_table(path, SpaceError), path.name, SpaceError)
+    name = fields.take("name", str, path.stem)
+    tables = fields.take("grid", list)
+    fields.done()
+    return Space(name, tuple(_grid(t, f"{path.name}: grid {i + 1}") for i, t in enumerate(tables)))
+
+
+def _grid(table: Any, where: str) -> Grid:
+    if not isinstance(table, dict):
+        raise SpaceError(f"{where}: is {table!r}", expected="a table [[grid]]")
+    kernels = _names(table.get("kernels"), list(registry.TUNABLE), f"{where}: kernels")
+    targets = _names(table.get("targets", list(ARCHES)), list(ARCHES), f"{where}: targets")
+    chosen: dict[str, tuple[Any, ...]] = {}
+    for knob, value in table.items():
+        if knob in ("kernels", "targets"):
+            continue
+        listed = value if isinstance(value, list) else [value]
+        if not listed:
+            raise SpaceError(f"{where}: {knob} is an empty list", expected="at least one value")
+        for kernel in kernels:
+            for v in listed:
+                if problem := check_knob(registry.TUNABLE[kernel].schedule_type, knob, v):
+                    raise SpaceError(f"{where}: {kernel}: {problem}")
+        chosen[knob] = tuple(dict.fromkeys(listed))
+    size = math.prod(len(values) for values in chosen.values())
+    if size > MAX_CANDIDATES:
+        raise SpaceError(f"{where}: {size:,} candidates", expected=f"at most {MAX_CANDIDATES:,} in one grid")
+    for kernel in kernels:  # knobs without a default must be given: checked here, on the first candidate
+        schedule_from_dict(registry.TUNABLE[kernel].schedule_type, {k: v[0] for k, v in chosen.items()},
+                           f"{where}: {kernel}")
+    return Grid(kernels, targets, chosen)
+
+
+def _names(value: Any, known: Sequence[str], where: str) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names:
+        raise SpaceError(f"{where}: is {value!r}", expected=f"a list of {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise SpaceError(f"{where}: unknown {name!r}{nearest(str(name), known)}",
+                             expected=f"one of {', '.join(known)}")
+    return tuple(names)
+
+
+def schedules(space: Space, kernel: str, arch: str) -> list[Schedule]:
+    """The space's schedules of one kernel for one target, each once, in the order of the file."""
+    kind = registry.TUNABLE[kernel].schedule_type
+    found: dict[Schedule, None] = {}
+    for grid in space.grids:
+        if kernel in grid.kernels and arch in grid.targets:
+            for values in itertools.product(*grid.knobs.values()):
+                found[kind(**dict(zip(grid.knobs, values)))] = None
+    return list(found)
+
+
+def candidates(space: Space, shapes: Mapping[str, KernelShape], kernels: Sequence[str],
+               targets: Sequence[Target]) -> list[Candidate]:
+    """Every candidate of the kernels that the model has, legal or not.
+
+    Raises:
+        SpaceError: nothing in the space is legal.
+    """
+    found = [reject(Candidate(kernel, shapes[kernel], schedule, target))
+             for target in targets for kernel in kernels if kernel in shapes
+             for schedule in schedules(space, kernel, target.arch)]
+    if not any(c.problem is None for c in found):
+        first = next((f"; the first: {c.kernel}: {c.problem}" for c in found if c.problem), "")
+        raise SpaceError(f"space {space.name!r}: none of {len(found)} candidates for {', '.join(kernels)} is legal{first}",
+                         expected="at least one schedule that fits a shape of this model",
+                         action="widen the space, or start from tuner/spaces/default.toml")
+    return found
+
+
+def with_those_in_place(found: Sequence[Candidate], recipe: Recipe, shapes: Mapping[str, KernelShape], kernels: Sequence[str],
+                        targets: Sequence[Target], folders: Sequence[Path]) -> list[Candidate]:
+    """The candidates, and, where they aren't among them, the schedules that a decoder runs under and a race begins with: the
+    recipe's defaults, and what is promoted in these folders for a SKU of a target.
+
+    Raises:
+        ScheduleError: a file of promoted schedules that can't be read.
+    """
+    added = [Candidate(kernel, shapes[kernel], schedule, target)
+             for target in targets if target.arch in recipe.defaults for kernel in kernels if kernel in shapes
+             for schedule in _in_place(kernel, shapes[kernel], recipe, target, folders)]
+    known = {(c.kernel, c.target, c.schedule) for c in found}
+    new = dict.fromkeys(c for c in added if (c.kernel, c.target, c.schedule) not in known)
+    return [*found, *map(reject, new)]
+
+
+def _in_place(kernel: str, shape: KernelShape, recipe: Recipe, target: Target, folders: Sequence[Path]) -> list[Schedule]:
+    """Of one kernel. lm_head_logits has rows of its own and also runs under lm_head's."""
+    found = [registry.default_schedule(recipe, kernel, target.arch, shape)]
+    for name in dict.fromkeys((kernel, registry.DEFAULT_OF.get(kernel, kernel))):
+        for sku in load_targets():
+            if sku.arch == target.arch:
+                with contextlib.suppress(NotPromoted):
+                    found.append(store.lookup(registry.store_key(name, shape, sku, recipe), folders).schedule)
+    return found
+
+
+def with_fixed(found: Sequence[Candidate], model: ModelShape, recipe: Recipe) -> list[Candidate]:
+    """The candidates, and the kernels that aren't tuned, in every shape that they take beside those that are legal."""
+    added = []
+    for target in dict.fromkeys(c.target for c in found):
+        beside: dict[str, list[Schedule]] = {}
+        for c in found:
+            if c.target == target and c.problem is None:
+                beside.setdefault(c.kernel, []).append(c.schedule)
+        added += [Candidate(name, shape, fixed.schedule, target) for name, fixed in FIXED.items()
+                  for shape in fixed.shapes(model, recipe, beside)]
+    return [*found, *map(reject, added)]
+
+
+def reject(candidate: Candidate) -> Candidate:
+    """The candidate, with the reason where it can't be run: its contract, or more shared memory than a block can have."""
+    operation = registry.operation(candidate.kernel)
+    problem = operation.contract(candidate.shape, candidate.schedule)
+    code = "contract"
+    if problem is None:
+        needed = operation.shared_bytes(candidate.shape, candidate.schedule)
+        limit = candidate.target.shared_bytes_per_block
+        if needed > limit:
+            problem = f"at least {needed:,} B of shared memory a block; {candidate.target.arch} has {limit:,} B"
+            code = "resource_limit"
+    return Candidate(candidate.kernel, candidate.shape, candidate.schedule, candidate.target, problem, code)

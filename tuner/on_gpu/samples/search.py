@@ -1,0 +1,155 @@
+"""Large spaces: Optuna's TPE proposes, its storage holds what is known, and many machines share one study.
+
+A variant is claimed by a trial that is born with the variant's knobs. Trials of a study are numbered one by one, so of two
+that claim the same variant the one with the lower number owns it, on whatever machine: no variant is measured twice. The
+value of a trial is the ratio of its time to the incumbent's in the same rounds, which means the same on every machine.
+"""
+
+import hashlib
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ....schedules.schedule import Schedule, schedule_to_dict
+from ...errors import StorageError
+from .race import Timed
+from .timing import Batch, paired, ratios
+
+AT_ONCE = 8  # candidates claimed and timed in turns
+FIRST_ROUNDS, MORE_ROUNDS = 6, 18  # of every candidate; of those that aren't pruned
+ATTEMPTS = 4  # to open a storage
+STARTUP = 16  # trials before TPE has something to go by
+VARIANT, TOKEN = "variant", "token"  # of a trial: what it measures, and whose it is
+
+
+class Study:
+    """One kernel's search, shared through a storage. candidates: schedule by name; the same set on every machine."""
+
+    def __init__(self, storage: str, name: str, candidates: Mapping[str, Schedule], seed: int) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.candidates = {n: schedule_to_dict(s) for n, s in candidates.items()}
+        digest = hashlib.sha256(json.dumps(sorted(self.candidates)).encode()).hexdigest()[:12]
+        knobs = next(iter(self.candidates.values()))
+        values = {k: list(dict.fromkeys(c[k] for c in self.candidates.values())) for k in knobs}
+        self.space = {k: optuna.distributions.CategoricalDistribution(sorted(v, key=str)) for k, v in values.items()}
+        self.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP,
+                                                    constant_liar=False)  # what runs elsewhere is left out here
+        self.random = random.Random(seed)
+        self.optuna = optuna
+        self.study = self._opened(storage, f"{name}/{digest}")
+
+    def _opened(self, storage: str, name: str) -> Any:
+        """The study, made where it isn't there. Tables of a new database may be made by several at once: try again."""
+        for attempt in range(ATTEMPTS):
+            try:
+                return self.optuna.create_study(
+                    storage=_storage(storage), study_name=name, load_if_exists=True, sampler=self.sampler,
+                    pruner=self.optuna.pruners.MedianPruner(n_startup_trials=STARTUP))
+            except Exception as e:  # any driver of any database
+                if attempt == ATTEMPTS - 1:
+                    raise StorageError(f"storage {storage!r}: {type(e).__name__}: {e}"[:400],
+                                       expected="a file, or a URL that SQLAlchemy knows and whose driver is installed") from None
+                time.sleep(0.5 + self.random.random())
+        raise AssertionError("unreachable")
+
+    def claim(self) -> tuple[Any, str] | None:
+        """(trial, variant) that nobody else measures; None where all are claimed."""
+        while left := [name for name in self.candidates if name not in self._owners()]:
+            name, token = self._proposed(left), uuid.uuid4().hex
+            self.study.add_trial(self.optuna.trial.create_trial(
+                state=self.optuna.trial.TrialState.RUNNING, params=self.candidates[name], distributions=self.space,
+                user_attrs={VARIANT: name, TOKEN: token}))
+            mine = next(t for t in self.study.get_trials(deepcopy=False) if t.user_attrs.get(TOKEN) == token)
+            if self._owners()[name] == mine.number:
+                return self.optuna.trial.Trial(self.study, mine._trial_id), name
+            self.study.tell(mine.number, state=self.optuna.trial.TrialState.FAIL)
+        return None
+
+    def _owners(self) -> dict[str, int]:
+        """The trial that owns each claimed variant."""
+        owners: dict[str, int] = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            if (name := trial.user_attrs.get(VARIANT)) is not None:
+                owners[name] = min(trial.number, owners.get(name, trial.number))
+        return owners
+
+    def _proposed(self, left: Sequence[str]) -> str:
+        """The variant nearest to what TPE proposes, of those that are left; any one at the start."""
+        wanted = self.sampler.sample_relative(self.study, self.optuna.trial.create_trial(value=0.0), self.space)
+        if not wanted:
+            return self.random.choice(left)
+        return max(left, key=lambda n: (sum(self.candidates[n][k] == v for k, v in wanted.items()), n))
+
+    def report(self, trial: Any, value: float, step: int) -> bool:
+        """Note a first value; whether the trial is worth more samples."""
+        trial.report(value, step)
+        return not trial.should_prune()
+
+    def finish(self, trial: Any, value: float | None, pruned: bool = False) -> None:
+        """value None: the candidate died."""
+        states = self.optuna.trial.TrialState
+        if value is None or pruned:
+            self.study.tell(trial, state=states.PRUNED if pruned else states.FAIL)
+        else:
+            self.study.tell(trial, value)
+
+    def best(self, count: int, wanted: Callable[[str], bool]) -> list[str]:
+        """The fastest variants that anyone measured to the end."""
+        done = [t for t in self.study.get_trials(deepcopy=False) if t.state == self.optuna.trial.TrialState.COMPLETE
+                and t.user_attrs.get(VARIANT) in self.candidates and wanted(t.user_attrs[VARIANT])]
+        return list(dict.fromkeys(t.user_attrs[VARIANT] for t in sorted(done, key=lambda t: t.value)))[:count]
+
+
+def search(study: Study, base: str, admit: Callable[[str], bool], timed: Timed, out_of_time: Callable[[], bool]) -> list[Batch]:
+    """Claim, check, time, tell, until all is measured or time is up.
+
+    Args:
+        admit: the checks of one candidate, which it has to pass before it is timed.
+    """
+    batches: list[Batch] = []
+    while not out_of_time():
+        claimed = [c for c in (study.claim() for _ in range(AT_ONCE)) if c]
+        if not claimed:
+            break
+        fit = []
+        for trial, name in claimed:
+            if name != base and admit(name):
+                fit.append((trial, name))
+            else:
+                study.finish(trial, 1.0 if name == base else None)
+        for rounds in (FIRST_ROUNDS, MORE_ROUNDS):
+            batch = timed("race", [base, *(name for _, name in fit)], rounds) if fit else None
+            batches += [batch] if batch else []
+            fit = [(trial, name) for trial, name in fit
+                   if _told(study, trial, name, base, batch, last=rounds == MORE_ROUNDS)]
+    return batches
+
+
+def _told(study: Study, trial: Any, name: str, base: str, batch: Batch | None, last: bool) -> bool:
+    """Tell the study what a batch says of a candidate; whether it is to be timed again."""
+    found = paired(ratios([batch], name, base)) if batch else None
+    if found is None:
+        study.finish(trial, None)
+        return False
+    if last:
+        study.finish(trial, found.ratio)
+        return False
+    if study.report(trial, found.ratio, FIRST_ROUNDS):
+        return True
+    study.finish(trial, found.ratio, pruned=True)
+    return False
+
+
+def _storage(storage: str) -> Any:
+    """A database URL as it is; anything else is a file."""
+    if "://" in storage:
+        return storage
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(storage))

@@ -1,0 +1,1 @@
+"""The process on the GPU that may die: launches, checks and times candidates."""

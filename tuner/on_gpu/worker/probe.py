@@ -1,0 +1,159 @@
+"""The full model for the gate: the decoder's GPU backend with candidates in place, in the worker that may die.
+
+The only file of the tuner that knows the decoder. Prompts are token ids from an integer hash, of lengths that pass chunk
+edges: they need no tokenizer, and random weights take anything. SD and SSD run with a scripted drafter, which proposes what AR
+emitted up to a scripted point and then a wrong token, so that every number of accepted tokens occurs.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ....schedules.schedule import Schedule
+from ... import pool
+from ...errors import GpuError
+from .measure import Answer, at_work, install
+from .measurer import GpuMeasurer
+from .values import hashed
+
+Chosen = tuple[tuple[str, Schedule], ...]  # schedules by kernel, in the decoder's order
+PROMPT_LENGTHS = (17, 100, 250, 510, 1000, 2040)
+NEW_TOKENS = 48  # of each prompt in the token check
+TIMED_PROMPT, TIMED_TOKENS = 128, 96  # of one timed request
+DRAFT_LENGTH = 4
+ACCEPTED = (2, 0, 4, 1, 3)  # drafted tokens that are right, round by round
+CAPACITY = 4096
+WALL_SECONDS = 180  # of one task: weights are made, graphs captured, what a partial bundle lacks compiled
+FIRST_ID = 100  # below are a tokenizer's bytes and marks
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What to load: a model by shape name with random weights, or weights by path."""
+
+    model: str
+    weights: str
+    recipe: str
+
+
+@dataclass(frozen=True)
+class ProbeTask:
+    """words: as in measure.CheckTask. new is empty where tokens are asked for."""
+
+    bundle: str
+    words: str
+    loaded: Loaded
+    old: Chosen
+    new: Chosen = ()
+    repeats: int = 0
+
+
+class GpuProbe:
+    """See gate.DecoderProbe."""
+
+    def __init__(self, measurer: GpuMeasurer, bundle: str, loaded: Loaded) -> None:
+        self.measurer, self.bundle, self.loaded = measurer, bundle, loaded
+        self.known: dict[Chosen, dict[str, list[list[int]]]] = {}
+
+    def tokens(self, schedules: Mapping[str, Schedule]) -> Mapping[str, Sequence[Sequence[int]]]:
+        """As DecoderProbe; the same schedules are asked once."""
+        chosen = _ordered(schedules)
+        if chosen not in self.known:
+            self.known[chosen] = self._ask(tokens_task, self._task(chosen))
+        return self.known[chosen]
+
+    def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule],
+                  repeats: int) -> Mapping[str, Sequence[tuple[float, float]]]:
+        """As DecoderProbe; nothing where the decoder's own kernels have the same schedules."""
+        if _ordered(old) == _ordered(new):
+            return {}
+        found: Mapping[str, Sequence[tuple[float, float]]] = self._ask(
+            time_task, self._task(_ordered(old), _ordered(new), repeats))
+        return found
+
+    def _task(self, old: Chosen, new: Chosen = (), repeats: int = 0) -> ProbeTask:
+        return ProbeTask(self.bundle, str(self.measurer.words), self.loaded, old, new, repeats)
+
+    def _ask(self, function: Callable[[ProbeTask], Answer], task: ProbeTask) -> Any:
+        result = self.measurer.ask(function, task, WALL_SECONDS)
+        if isinstance(result, pool.Died):
+            raise GpuError(f"the decoder died with these schedules in place: {self.measurer.words_of(result)}",
+                           expected="a decoder that runs", action="try its kernels alone: tune-kernels --on-gpu --kernel NAME")
+        return result
+
+
+def _ordered(schedules: Mapping[str, Schedule]) -> Chosen:
+    """Those of the decoder's own kernels: lm_head_logits runs under lm_head's."""
+    from ....decoder.selection import KERNELS
+
+    return tuple((k, schedules[k]) for k in KERNELS if k in schedules)
+
+
+def tokens_task(task: ProbeTask) -> Answer:
+    """{mode: tokens of each prompt}."""
+    return at_work(task.words, lambda: tokens_of(decoder_of(task.bundle, task.loaded, task.old)))
+
+
+def time_task(task: ProbeTask) -> Answer:
+    """{mode: [(old, new) us a token]}, old and new in turns and in alternating order."""
+    def work() -> dict[str, list[tuple[float, float]]]:
+        old, new = (decoder_of(task.bundle, task.loaded, schedules) for schedules in (task.old, task.new))
+        return times_of(old, new, task.repeats)
+
+    return at_work(task.words, work)
+
+
+@lru_cache(maxsize=2)
+def decoder_of(bundle: str, loaded: Loaded, schedules: Chosen) -> Any:
+    """A decoder with these schedules in place, its kernels from the bundle. Raises LoadError."""
+    from ....decoder import Decoder
+
+    install(bundle)
+    model = loaded.model if loaded.weights.startswith("random:") else None
+    return Decoder.load(loaded.weights, model=model, recipe=loaded.recipe, backend="triton", capacity=CAPACITY,
+                        allow_untuned=True, overrides=dict(schedules))
+
+
+def prompt_of(length: int, vocabulary: int) -> list[int]:
+    """Token ids from a hash."""
+    return [FIRST_ID + int(v) % (vocabulary - FIRST_ID) for v in hashed(length, length)]
+
+
+def _request(decoder: Any, mode: str, prompt: list[int], new_tokens: int, reference: Sequence[int] = ()) -> Any:
+    """One request. reference: what AR emitted, for the scripted drafter."""
+    from ....decoder.drafters.scripted import ScriptedDrafter
+
+    decoder.drafter = ScriptedDrafter([*prompt, *reference], ACCEPTED, decoder.model.vocab_limit) if mode != "ar" else None
+    return decoder.generate(prompt, mode, max_new_tokens=new_tokens, draft_length=DRAFT_LENGTH, ignore_eos=True)
+
+
+def tokens_of(decoder: Any) -> dict[str, list[list[int]]]:
+    found: dict[str, list[list[int]]] = {"ar": [], "sd": [], "ssd": []}
+    for length in PROMPT_LENGTHS:
+        prompt = prompt_of(length, decoder.model.vocab_limit)
+        found["ar"].append(list(_request(decoder, "ar", prompt, NEW_TOKENS).token_ids))
+        for mode in ("sd", "ssd"):
+            found[mode].append(list(_request(decoder, mode, prompt, NEW_TOKENS, found["ar"][-1]).token_ids))
+    return found
+
+
+def times_of(old: Any, new: Any, repeats: int) -> dict[str, list[tuple[float, float]]]:
+    prompt = prompt_of(TIMED_PROMPT, old.model.vocab_limit)
+    reference = {id(d): list(_request(d, "ar", prompt, TIMED_TOKENS).token_ids) for d in (old, new)}
+    found: dict[str, list[tuple[float, float]]] = {"ar": [], "sd": []}
+    for mode, pairs in found.items():
+        for repeat in range(-1, repeats):  # the first warms up
+            order = (old, new) if repeat % 2 else (new, old)
+            times = {id(d): _token_us(d, mode, prompt, reference[id(d)]) for d in order}
+            if repeat >= 0:
+                pairs.append((times[id(old)], times[id(new)]))
+    return found
+
+
+def _token_us(decoder: Any, mode: str, prompt: list[int], reference: Sequence[int]) -> float:
+    """Decode time of a request, in us for each token that it emitted. A request returns when its tokens are here."""
+    started = time.perf_counter()
+    stats = _request(decoder, mode, prompt, TIMED_TOKENS, reference).stats
+    return float((time.perf_counter() - started - stats.prefill_s) / max(1, stats.emitted) * 1e6)

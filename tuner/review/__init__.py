@@ -1,0 +1,1 @@
+"""Compare two sets of schedules or reports, check the change, and show it to a reviewer."""

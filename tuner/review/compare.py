@@ -1,0 +1,261 @@
+"""What a change of schedules does: two collections of entries paired, and each pair compared, as values.
+
+An entry is a promoted schedule or a variant of an offline report. Entries pair by kernel and shape (variants by schedule
+too), and by SKU or target, model and recipe; where a side holds one of these only, it pairs with the other side's one, so that
+two recipes, two targets or two SKUs compare. Where entries come from is `diff_source`'s business, how a difference looks that
+of `diff_text`, `diff_markdown`, `diff_html` and `diff_json`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...schedules.promoted import PromotedSchedule
+from ...schedules.schedule import schedule_to_dict
+from ...schedules.store import PromotedFile
+from ...shapes.model import shape_to_dict
+from ..errors import ReportError
+from ..offline.report import Report
+from .evidence import Bits, EvidenceState, bits_of, evidence_of
+from .times import TimeChange, time_change
+
+STATUSES = ("changed", "added", "removed", "unchanged")
+PROMOTED, REPORT = "promoted", "report"
+FACTS = ("verdict", "stage", "reasons", "instructions", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "registers",
+         "shared_bytes", "tmem_columns", "blocks_per_sm", "cubin_sha256")  # what decides most comes first
+NUMBERS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
+TEXTS = ("artefact", "cubin_sha256")  # of a report's variant: numbers and texts that may be null
+AXES = ("target", "model", "recipe")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One side of a row. identity: schedule_id, or the variant's id; facts: those of FACTS that are known; toolchain: by
+    name; lines: of TTGIR, PTX and the assembler's log; artefact: its key in the bundle that the report lies in."""
+
+    target: str
+    model: str
+    recipe: str
+    kernel: str
+    shape: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    identity: str
+    facts: Mapping[str, Any]
+    kernel_digest: str
+    toolchain: Mapping[str, Any]
+    lines: tuple[str, ...] = ()
+    artefact: str | None = None
+    promoted: PromotedSchedule | None = None
+
+
+@dataclass(frozen=True)
+class Collection:
+    """OLD or NEW. name: as the user wrote it; kind: PROMOTED, REPORT, or "" where it holds nothing and may be either;
+    bundle: the folder whose artefacts the entries name."""
+
+    name: str
+    kind: str
+    entries: tuple[Entry, ...]
+    bundle: Path | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field that differs. None: this side doesn't have it."""
+
+    name: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True)
+class Code:
+    """What changed in the code. counts: of the instructions that decide, in the SASS, where artefacts were at hand; old_lines,
+    new_lines: the lines of TTGIR, PTX, assembler's log and SASS that decided, without those of the other side; notes: why a
+    side's SASS could not be read."""
+
+    counts: tuple[Change, ...] = ()
+    old_lines: tuple[str, ...] = ()
+    new_lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why a row fails `--check`. code: one of `diff_check.CODES`; row: the row's id; what: the row in words."""
+
+    code: str
+    row: str
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class RowDiff:
+    """One kernel and shape (and schedule, in reports) in OLD and NEW."""
+
+    id: str
+    status: str
+    old: Entry | None
+    new: Entry | None
+    knobs: tuple[Change, ...] = ()
+    facts: tuple[Change, ...] = ()
+    toolchain: tuple[Change, ...] = ()
+    kernel_changed: bool = False
+    time: TimeChange | None = None
+    bits: Bits | None = None
+    evidence: EvidenceState | None = None
+    code: Code | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def places(self) -> tuple[Change, ...]:
+        """What of SKU or target, model and recipe the two sides don't share."""
+        if self.old is None or self.new is None:
+            return ()
+        pairs = ((axis, getattr(self.old, axis), getattr(self.new, axis)) for axis in AXES)
+        return tuple(Change(axis, old, new) for axis, old, new in pairs if old != new)
+
+    @property
+    def entry(self) -> Entry:
+        """The new side, or the old one of a row that was removed."""
+        entry = self.new or self.old
+        assert entry is not None
+        return entry
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Two collections compared. rows: what was found wrong first, then by status, kernel and shape."""
+
+    old: str
+    new: str
+    kind: str
+    rows: tuple[RowDiff, ...]
+    findings: tuple[Finding, ...] = field(default=())
+
+    def count(self, status: str) -> int:
+        return sum(row.status == status for row in self.rows)
+
+    @cached_property
+    def everywhere(self) -> tuple[Change, ...]:
+        """What differs in place or toolchain in every row that has both sides: said once, not in each row."""
+        pairs = [{c: None for c in (*row.places, *row.toolchain)} for row in self.rows if row.old and row.new]
+        return tuple(c for c in pairs[0] if all(c in other for other in pairs)) if pairs else ()
+
+
+def promoted_entries(files: Iterable[PromotedFile]) -> tuple[Entry, ...]:
+    return tuple(_promoted_entry(row, file.model) for file in files for row in file.rows)
+
+
+def _promoted_entry(row: PromotedSchedule, model: str) -> Entry:
+    facts = {name: getattr(row.artefact, name) for name in FACTS if hasattr(row.artefact, name)}
+    flags = {name: _plain(value) for name, value in sorted(row.toolchain.flags.items())}
+    toolchain = {"Triton": row.toolchain.triton, "ptxas": row.toolchain.ptxas, **flags, "driver": row.recorded.driver,
+                 "CUDA": row.recorded.cuda}
+    return Entry(row.target, model, row.recipe, row.kernel, shape_to_dict(row.shape), schedule_to_dict(row.schedule),
+                 row.schedule_id, {**facts, "instructions": sorted(row.artefact.instructions)}, row.kernel_digest, toolchain,
+                 promoted=row)
+
+
+def report_entries(report: Report) -> tuple[Entry, ...]:
+    """Raises ReportError for a variant whose fields are of no use."""
+    found = []
+    for i, variant in enumerate(report["variants"]):
+        try:
+            found.append(_report_entry(variant, report))
+        except (TypeError, ValueError, AttributeError, KeyError) as e:
+            raise ReportError(f"variant {i}: {type(e).__name__}: {e}", expected="a variant that tune-kernels --offline wrote",
+                              action="run tune-kernels --offline again: finished work is kept") from None
+    return tuple(found)
+
+
+def _report_entry(variant: Mapping[str, Any], report: Report) -> Entry:
+    target, tools = variant["target"], report["toolchain"]
+    for name in NUMBERS + TEXTS:
+        if not isinstance(variant.get(name), (int if name in NUMBERS else str, type(None))):
+            raise TypeError(f"{name} is {variant[name]!r}")
+    if variant["verdict"] not in ("accepted", "rejected"):
+        raise ValueError(f"verdict is {variant['verdict']!r}")
+
+    def here(value: Any) -> Any:
+        return _plain(value.get(target) if isinstance(value, Mapping) else value)
+
+    toolchain = {"Triton": here(tools.get("triton")), "ptxas": here(tools.get("ptxas")),
+                 **{name: here(value) for name, value in sorted(tools.get("flags", {}).items())}}
+    facts = {name: variant.get(name) for name in FACTS}
+    facts["instructions"] = None if facts["instructions"] is None else list(map(str, facts["instructions"]))
+    facts["reasons"] = list(dict.fromkeys(r["code"] for r in variant["reasons"]))
+    lines = dict.fromkeys(str(x) for x in [*(x for r in variant["reasons"] for x in r["lines"]), *(variant.get("lines") or ())])
+    return Entry(target, report["model"], str(report.get("recipe") or ""), variant["kernel"], variant["shape"],
+                 variant["schedule"], variant["id"], facts, variant["kernel_digest"], toolchain, tuple(lines),
+                 variant.get("artefact"))
+
+
+def _plain(value: Any) -> Any:
+    """A value that can be a key: what is made of several becomes its JSON."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else value
+
+
+def compare(old: Collection, new: Collection) -> Diff:
+    """Every entry of either side, in one row each. Findings are `diff_check`'s and code `diff_code`'s: not here yet."""
+    kind = new.kind or old.kind
+    joined = [axis for axis in AXES if _only(old, axis) and _only(new, axis)]
+    before, after = ({_key(e, kind, joined): e for e in side.entries} for side in (old, new))
+    rows = [_row(key, before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())]
+    return Diff(old.name, new.name, kind, tuple(sorted(rows, key=_rank)))
+
+
+def _rank(row: RowDiff) -> tuple[int, int]:
+    """By status; variants that changed by the most important fact that did."""
+    decides = row.entry.promoted is None
+    return STATUSES.index(row.status), min((FACTS.index(c.name) for c in row.facts), default=len(FACTS)) if decides else 0
+
+
+def _only(side: Collection, axis: str) -> bool:
+    return len({getattr(e, axis) for e in side.entries}) == 1
+
+
+def _key(entry: Entry, kind: str, joined: Sequence[str]) -> tuple[str, ...]:
+    places = ["" if axis in joined else getattr(entry, axis) for axis in AXES]
+    schedule = json.dumps(dict(entry.schedule), sort_keys=True) if kind == REPORT else ""
+    return (*places, entry.kernel, json.dumps(dict(entry.shape), sort_keys=True), schedule)
+
+
+def _row(key: tuple[str, ...], old: Entry | None, new: Entry | None) -> RowDiff:
+    row_id = hashlib.sha256("\n".join(key).encode()).hexdigest()[:12]
+    was, now = old.promoted if old else None, new.promoted if new else None
+    row = RowDiff(row_id, "unchanged", old, new, time=time_change(was, now), bits=bits_of(was, now), evidence=evidence_of(now))
+    if old is None or new is None:
+        return replace(row, status="added" if old is None else "removed")
+    if old == new:
+        return row
+    row = replace(row, knobs=changes(old.schedule, new.schedule), facts=_facts(old.facts, new.facts),
+                  toolchain=changes(old.toolchain, new.toolchain), kernel_changed=old.kernel_digest != new.kernel_digest)
+    return row if _same(row, was, now) else replace(row, status="changed")
+
+
+def _same(row: RowDiff, was: PromotedSchedule | None, now: PromotedSchedule | None) -> bool:
+    """Whether the sides differ in no more than the recipe's or model's name; variants, in no more than the toolchain's."""
+    if was and now:
+        return replace(now, recipe=was.recipe) == was
+    return not (row.facts or row.knobs or row.kernel_changed)
+
+
+def _facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
+    """A variant that is rejected on both sides may have been compiled further on one, to audit the early reject: what the
+    other side doesn't know is no change."""
+    found = changes(old, new)
+    if old.get("verdict") == new.get("verdict") == "rejected":
+        return tuple(c for c in found if c.name != "stage" and c.old is not None and c.new is not None)
+    return found
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
+    """The fields that differ, in the new side's order."""
+    names = dict.fromkeys([*new, *old])
+    return tuple(Change(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))

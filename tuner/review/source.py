@@ -1,0 +1,165 @@
+"""OLD and NEW of `tune-kernels diff`: files, folders, offline reports or git revisions, read into collections.
+
+A path that exists is that path. Otherwise `A..B` is two revisions and `A...B` the commit where they part and B, each at
+`schedules/`; `REVISION:PATH` is a file or folder in a revision; `REVISION` alone is its `schedules/`. A revision without NEW is
+compared with what is on disk.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...schedules import store
+from ...schedules.errors import ScheduleError
+from ...shapes.fields import parse_table
+from ..errors import DiffError, ReportError
+from ..offline.report import check_report, read_report
+from . import git as diff_git
+from .compare import PROMOTED, REPORT, Collection, promoted_entries, report_entries
+from .git import FOLDER, Revision
+
+WHAT = "a file or folder of promoted schedules, an offline report or its folder, a git revision, REVISION:PATH or A..B"
+
+MOST_ROWS = 2_000  # promoted rows a side, which take about a second to check; a SKU's store has about ten a model
+
+
+def collections(old: str, new: str | None, here: Path) -> tuple[Collection, Collection]:
+    """OLD and NEW, read. here: where paths start and whose repository has the revisions.
+
+    Raises:
+        DiffError: no such path or revision; a revision where a path is wanted; a report and schedules.
+        ScheduleError, ReportError: a file that is damaged, of a newer version, or something else.
+    """
+    before, after = _both(old, new, here)
+    if before.kind and after.kind and before.kind != after.kind:
+        raise DiffError(f"{before.name} holds {_named(before.kind)}, {after.name} {_named(after.kind)}",
+                        expected="two of one kind")
+    return before, after
+
+
+def _named(kind: str) -> str:
+    return "an offline report" if kind == REPORT else "promoted schedules"
+
+
+def _both(old: str, new: str | None, here: Path) -> tuple[Collection, Collection]:
+    if new is not None:
+        return _one(old, here), _one(new, here)
+    if os.path.exists(here / old):  # unlike Path.exists, False for a name that is too long
+        raise DiffError(f"{old} is compared with nothing", expected="OLD and NEW, or a git revision alone",
+                        action=f"name the other side, for example HEAD:{old} {old}")
+    if ".." in old and (found := _range(old, here)):
+        return found
+    found_revision = _revision(old, here)
+    if found_revision is None:
+        raise DiffError(f"{old} is no file, folder or git revision", expected=WHAT)
+    revision, path = found_revision
+    on_disk = revision.top / path
+    if not on_disk.exists():
+        return _at(revision, path, old), Collection(path, "", ())
+    return _at(revision, path, old), _on_disk(on_disk, path)
+
+
+def _one(name: str, here: Path) -> Collection:
+    if os.path.exists(here / name):
+        return _on_disk(here / name, name)
+    found = _revision(name, here)
+    if found is None:
+        raise DiffError(f"{name} is no file, folder or git revision", expected=WHAT)
+    return _at(*found, name)
+
+
+def _range(name: str, here: Path) -> tuple[Collection, Collection] | None:
+    """Both sides of `A..B` or `A...B`; an empty A or B is HEAD."""
+    dots = "..." if "..." in name else ".."
+    first, _, last = name.partition(dots)
+    top = diff_git.top_of(here)
+    old, new = (diff_git.resolve(top, side or "HEAD") for side in (first, last))
+    for side, revision in ((first, old), (last, new)):
+        if revision is None:
+            raise DiffError(f"{name}: git knows no revision {side or 'HEAD'!r}", expected="A..B of two revisions",
+                            action="git fetch, where it is another machine's")
+    assert old and new
+    start = diff_git.merge_base(old, new) if dots == "..." else old
+    return _at(start, FOLDER, start.tree[:12] if dots == "..." else _shown(old)), _at(new, FOLDER, _shown(new))
+
+
+def _shown(revision: Revision) -> str:
+    """Its name, a whole hash cut short."""
+    return revision.name[:12] if revision.name == revision.tree else revision.name
+
+
+def _revision(name: str, here: Path) -> tuple[Revision, str] | None:
+    """The revision and the path in it that a name means, or None. A path starts at the top of the repository."""
+    try:
+        top = diff_git.top_of(here)
+    except DiffError:
+        return None
+    first, colon, path = name.partition(":")
+    revision = diff_git.resolve(top, first) if first else None
+    return (revision, path.strip("/") if colon else FOLDER) if revision else None
+
+
+def _at(revision: Revision, path: str, name: str) -> Collection:
+    found = diff_git.files(revision, path)
+    if not found and path != FOLDER:
+        raise DiffError(f"{name}: no {path or 'schedules'} in that revision", expected="a file or folder that is in it",
+                        action=f"see what is: git ls-tree -r --name-only {revision.name} {FOLDER}")
+    where = {f"{revision.name}:{n}": data for n, data in found.items()}
+    if len(where) == 1 and path in found:
+        return _from_table(_table(*next(iter(where.items()))), name, next(iter(where)), None)
+    if f"{path}/report.json" in found:
+        place = f"{revision.name}:{path}/report.json"
+        return _from_table(_table(place, where[place]), name, place, None)
+    return _promoted({n: _table(n, data) for n, data in where.items()}, name)
+
+
+def _on_disk(path: Path, name: str) -> Collection:
+    if not path.is_dir():
+        return _from_table(_table(str(path), _read(path)), name, str(path), path.parent)
+    if (path / "report.json").exists():
+        return Collection(name, REPORT, report_entries(read_report(path)), path)
+    files = sorted([*path.glob("*.json"), *path.glob("*/*.json")])
+    if not files and not (path / "recipes").is_dir():
+        raise DiffError(f"{name}: a folder without schedules or a report", expected=WHAT)
+    return _promoted({str(p): _table(str(p), _read(p)) for p in files}, name)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise DiffError(f"{path}: {e.strerror}", expected="a readable file") from None
+
+
+def _table(where: str, data: bytes) -> dict[str, Any]:
+    return parse_table(data, "JSON", where, ScheduleError)
+
+
+def _from_table(table: dict[str, Any], name: str, where: str, folder: Path | None) -> Collection:
+    """One file: an offline report or promoted schedules, as its schema says."""
+    schema = table.get("schema")
+    if isinstance(schema, str) and schema.startswith(store.FAMILY):
+        return _promoted({where: table}, name)
+    try:
+        return Collection(name, REPORT, report_entries(check_report(table, where)), folder)
+    except ReportError as e:
+        if isinstance(schema, str) and "/" in schema:
+            raise
+        raise DiffError(f"{where}: schema {schema!r}", expected=WHAT) from e
+
+
+def _promoted(tables: Mapping[str, dict[str, Any]], name: str) -> Collection:
+    """Every promoted row of the files, in one collection. Raises ScheduleError."""
+    count = sum(len(table["rows"]) for table in tables.values() if isinstance(table.get("rows"), list))
+    if count > MOST_ROWS:
+        raise ScheduleError(f"{name}: {count:,} promoted rows", expected=f"at most {MOST_ROWS:,}: each is checked in every field",
+                            action="compare one file at a time")
+    files = [store.parse(table, where) for where, table in sorted(tables.items())]
+    seen: dict[str, str] = {}
+    for where, file in zip(sorted(tables), files):
+        if file.name in seen:
+            raise ScheduleError(f"{where}: the same SKU, model and recipe as {seen[file.name]}", expected="one file of each")
+        seen[file.name] = where
+    entries = promoted_entries(files)
+    return Collection(name, PROMOTED if entries else "", entries)

@@ -1,0 +1,175 @@
+"""The words and numbers of a difference, the same in every format."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...schedules.promoted import Distribution
+from ...schedules.schedule import schedule_to_dict
+from ..offline.report import describe_schedule
+from .compare import Change, RowDiff, changes
+from .evidence import OTHER_CLASS, EvidenceState
+from .times import NOT_COMPARABLE, SAME, TimeChange
+
+FACT_NAMES = {"spill_store_bytes": "spill stores B", "spill_load_bytes": "spill loads B", "stack_bytes": "stack B",
+              "shared_bytes": "shared B", "tmem_columns": "TMEM columns", "blocks_per_sm": "blocks/SM",
+              "cubin_sha256": "machine code alone", "reasons": "reject reasons"}
+NONE = "–"
+
+
+def row_name(row: RowDiff) -> str:
+    """`down N 3584, K 18944, e4m3 on nvidia-h200, qwen2.5-7b, fp8-v1`; a report's variant with its schedule."""
+    entry = row.entry
+    places = [entry.target, entry.model, entry.recipe, *([schedule(row)] if entry.promoted is None else [])]
+    return f"{entry.kernel} {shape(entry.shape)} on {', '.join(p for p in places if p)}"
+
+
+def shape(table: Mapping[str, Any]) -> str:
+    """The sizes by name; the element type alone; what is false, or one term, left out."""
+    said = {k: v for k, v in table.items() if v is not False and (k, v) != ("terms", 1)}
+    return ", ".join(str(v) if isinstance(v, str) else k if v is True else f"{k} {v}" for k, v in said.items())
+
+
+def value(found: Any) -> str:
+    if found is None:
+        return NONE
+    if isinstance(found, bool):
+        return str(found).lower()
+    if isinstance(found, int):
+        return f"{found:,}"
+    if isinstance(found, (list, tuple)):
+        return " ".join(map(str, found)) or "none"
+    if isinstance(found, dict):
+        return ", ".join(f"{k} {v}" for k, v in sorted(found.items())) or "none"
+    return str(found)
+
+
+def fact(one: Change) -> str:
+    """As `change`, of a fact of the artefact: by the name that people use."""
+    return change(replace(one, name=FACT_NAMES.get(one.name, one.name)))
+
+
+def change(one: Change) -> str:
+    """`num_stages 3 → 4`."""
+    return f"{one.name} {value(one.old)} → {value(one.new)}"
+
+
+def change_of(ratio: float, interval: tuple[float, float]) -> str:
+    """A ratio new/old as what became of the time: `−6.3% [−6.8, −5.9]`, interval 95%."""
+    low, high = interval
+    return f"{percent(ratio)}% [{percent(low)}, {percent(high)}]"
+
+
+def percent(ratio: float) -> str:
+    """With a true minus; a change that rounds to nothing is 0.0 without a sign."""
+    text = f"{100 * (ratio - 1):+.1f}"
+    return "0.0" if float(text) == 0 else text.replace("-", "−")
+
+
+def times(found: Distribution | None) -> str:
+    """`34.90 [34.85, 34.97] µs`: median and the 95% interval of it."""
+    if found is None:
+        return NONE
+    digits = 1 if found.median_us >= 100 else 2
+    low, high = found.interval_us
+    return f"{found.median_us:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}] µs"
+
+
+def time_verdict(time: TimeChange | None) -> str:
+    """`faster −6.3% [−6.8, −5.9]`, `tie …`, `not comparable: other driver: …`, or nothing where nothing was timed."""
+    if time is None:
+        return ""
+    if time.verdict == SAME:
+        return "same measurement"
+    if time.verdict == NOT_COMPARABLE:
+        return f"{time.verdict}: {time.why}"
+    assert time.ratio is not None and time.interval is not None
+    return f"{time.verdict} {change_of(time.ratio, time.interval)}"
+
+
+def weights(state: EvidenceState) -> str:
+    """Random weights are marked as such wherever evidence is shown."""
+    return f"RANDOM WEIGHTS ({state.weights})" if state.random else f"weights {state.weights.removeprefix('path:')}"
+
+
+def evidence(state: EvidenceState | None) -> str:
+    """`present: 12 of 12 checks, RANDOM WEIGHTS (random:0)`."""
+    if state is None:
+        return ""
+    run, passed = sum(c.run for c in state.checks.values()), sum(c.passed for c in state.checks.values())
+    return f"{state.state}: {passed} of {run} checks, {weights(state)}"
+
+
+def checks(state: EvidenceState) -> str:
+    """How many of each kind passed: `reference 1/1, rows 9/9`."""
+    return ", ".join(f"{kind} {c.passed}/{c.run}" for kind, c in sorted(state.checks.items())) or "none"
+
+
+def knobs(row: RowDiff) -> list[str]:
+    """What changed in the schedule; where nothing can or did, all of it; of a new row, also what ran before it."""
+    promoted = row.new.promoted if row.new else None
+    before = promoted.timing.previous if promoted and row.old is None else None
+    differs = changes(schedule_to_dict(before.schedule), row.entry.schedule) if before else ()
+    was = [f"before: {', '.join(f'{c.name} {value(c.old)}' for c in differs)}"] if differs else []
+    return [change(c) for c in row.knobs] or [describe_schedule(row.entry.schedule), *was]
+
+
+def artefact(row: RowDiff) -> list[str]:
+    """What changed in the artefact; of a row on one side, what it is."""
+    if row.old is None or row.new is None:
+        return _facts(row.entry.facts)
+    old, new = row.old.facts, row.new.facts
+    if old.get("verdict") != new.get("verdict"):
+        return [f"{_verdict(old)} → {_verdict(new)}", *_facts(new if new["verdict"] == "accepted" else old)]
+    found = [fact(c) for c in row.facts if c.name != "cubin_sha256"]
+    return found or (["other machine code, alike in all that is read"] if row.facts else [])
+
+
+def _verdict(facts: Mapping[str, Any]) -> str:
+    return f"rejected ({value(facts['reasons'])})" if facts["verdict"] == "rejected" else str(facts["verdict"])
+
+
+def _facts(facts: Mapping[str, Any]) -> list[str]:
+    if facts.get("verdict") == "rejected":
+        return [_verdict(facts)]
+    spilled = f"spills {value(facts['spill_store_bytes'])} B, loads {value(facts['spill_load_bytes'])} B"
+    instructions = value(facts["instructions"]) if facts["instructions"] else "no tensor-core instruction"
+    return [instructions, f"{value(facts['registers'])} registers",
+            spilled if facts["spill_store_bytes"] or facts["spill_load_bytes"] else "no spill"]
+
+
+def whole_artefact(row: RowDiff) -> list[str]:
+    """All that was read in the artefact of the row's side that `entry` is."""
+    facts = row.entry.facts
+    rest = [f"{value(facts[n])} {FACT_NAMES[n]}" for n in ("stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
+            if facts.get(n)]
+    return [*_facts(facts), *rest] if facts.get("verdict") != "rejected" else _facts(facts)
+
+
+def bits(row: RowDiff) -> str:
+    """`same class`; another class with what it means."""
+    if row.bits is None or row.status == "removed":
+        return ""
+    if row.status == "added":
+        return f"class {(row.bits.new_class or '')[:12]}"
+    if row.bits.verdict != OTHER_CLASS:
+        return row.bits.verdict + (f": {row.bits.why}" if row.bits.why else "")
+    old, new = ((c or "")[:12] for c in (row.bits.old_class, row.bits.new_class))
+    recipe = "and so another recipe" if row.bits.new_recipe else "IN THE SAME RECIPE"
+    return f"{OTHER_CLASS} {recipe}: {old} → {new}"
+
+
+def notes(row: RowDiff, everywhere: Sequence[Change] = ()) -> list[str]:
+    """What changed besides schedule, artefact, time and bits, and isn't said of every row."""
+    found = [change(c) for c in (*row.places, *row.toolchain) if c not in everywhere]
+    return [*found, "kernel source changed"] if row.kernel_changed else found
+
+
+def schedule(row: RowDiff) -> str:
+    """The whole schedule of the row's side that `entry` is, in words."""
+    return describe_schedule(row.entry.schedule)
+
+
+def counted(count: int, what: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,7 +1,0 @@
-"""What a worker on the GPU needs imported before it is forked. CUDA itself is begun in each worker."""
-
-import torch
-
-from . import measure, warm
-
-__all__ = ["measure", "torch", "warm"]
