@@ -57,7 +57,7 @@ def test_each_format_says_what_matters(stores: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_inputs_give_the_same_bytes(stores: Path, form: str) -> None:
-    code = ("import sys; from pathlib import Path; from tune_kernels.tuner.diff_command import difference, _renderer; "
+    code = ("import sys; from pathlib import Path; from tune_kernels.tuner.review.command import difference, _renderer; "
             f"sys.stdout.buffer.write(_renderer({form!r})(difference('old', 'new')).encode())")
     said = {subprocess.run([sys.executable, "-c", code], cwd=stores, capture_output=True, check=True,
                            env={**os.environ, "PYTHONHASHSEED": seed, "COLUMNS": columns, "TZ": zone}).stdout
@@ -235,6 +235,6 @@ def test_a_pipe_that_closes_is_no_traceback(stores: Path) -> None:
 
 
 def test_comparing_needs_no_torch(stores: Path) -> None:
-    code = ("import sys; from pathlib import Path; from tune_kernels.tuner.diff_command import difference; "
+    code = ("import sys; from pathlib import Path; from tune_kernels.tuner.review.command import difference; "
             "difference('old', 'new'); sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], cwd=stores).returncode == 0
