@@ -18,11 +18,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_page(template: str, data: Any, styles: Sequence[str], scripts: Sequence[str], **values: Any) -> str:
-    """The text of the file. data: what the scripts read; styles, scripts: files of `templates/`, in order."""
+    """The text of the file. template extends page.html; data: what the scripts read; styles, scripts: files of `templates/` that
+    follow page.css, in order."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
                                      lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["count"] = lambda n: f"{n:,}" if isinstance(n, int) else "–"
-    script, style = ("\n".join(map(source, names)) for names in (scripts, styles))
+    script, style = ("\n".join(map(source, names)) for names in (scripts, ["page.css", *styles]))
     return environment.get_template(template).render(
         data=Markup(_embeddable(data)), script=Markup(script), style=Markup(style), script_hash=policy_hash(script),
         style_hash=policy_hash(style), **values)

@@ -50,10 +50,12 @@ class Row:
 def render_report(report: Report) -> str:
     """The page, as the text of one HTML file."""
     variants, targets = report["variants"], report["targets"]
+    rejected = _rejected(variants, targets)
+    filters = [("kernel", "all kernels", list(dict.fromkeys(v["kernel"] for v in variants))), ("target", "all targets", targets),
+               ("verdict", "all verdicts", ["accepted", "rejected"]), ("reason", "all reasons", [row.name for row in rejected])]
     return render_page(
-        "report.html", _payload(variants), ["report.css"], ["table.js", "report.js"], report=report,
-        kernels=list(dict.fromkeys(v["kernel"] for v in variants)), accepted=_accepted(variants, targets),
-        rejected=_rejected(variants, targets), toolchain=_toolchain(report["toolchain"], targets))
+        "report.html", _payload(variants), ["table.css", "report.css"], ["table.js", "report.js"], report=report, filters=filters,
+        accepted=_accepted(variants, targets), rejected=rejected, toolchain=_toolchain(report["toolchain"], targets))
 
 
 def _accepted(variants: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> list[Row]:

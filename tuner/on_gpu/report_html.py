@@ -24,7 +24,7 @@ class Drawing:
 def render_gpu_report(report: Mapping[str, Any]) -> str:
     """The page, as the text of one HTML file; the same report gives the same bytes."""
     kernels = [{**kernel, "rows": _rows(kernel)} for kernel in report["kernels"]]
-    return render_page("on_gpu.html", None, ["report.css", "on_gpu.css"], [], report=report, kernels=kernels,
+    return render_page("on_gpu.html", None, ["on_gpu.css"], [], report=report, kernels=kernels,
                        lines=closing_lines(report), width=WIDTH, height=HEIGHT)
 
 

@@ -22,7 +22,7 @@ def render_html(diff: Diff) -> str:
     findings = [(f, CODES[f.code], urlencode({"open": f.row})) for f in diff.findings]
     data = {"rows": rows, "promoted": any(row.evidence or row.time for row in diff.rows),
             "beside": any(row["notes"] for row in rows), "targets": len({row["target"] for row in rows})}
-    return render_page("diff.html", data, ["report.css", "diff.css"], ["table.js", "diff.js"], diff=diff, statuses=statuses,
+    return render_page("diff.html", data, ["table.css", "diff.css"], ["table.js", "diff.js"], diff=diff, statuses=statuses,
                        lines=lines(diff, summarise(diff))[1 if diff.rows else 0:], findings=findings, filters=_filters(rows))
 
 
