@@ -343,11 +343,11 @@ def roofline(model: str, drafter_model: str, sku: str, recipe: str, bandwidth: f
              draft_lengths: tuple[int, ...], acceptance: float, tau: float | None, hit_rate: float, t_v: float | None,
              t_d: float | None, t_o: float, t_sync: float, measured: Path | None, as_json: bool) -> None:
     """The floor of a step, and what SD and SSD can reach: pure arithmetic, no GPU."""
+    from ..schedules.precision import precision_of
     from ..schedules.recipe import load_recipe
     from ..shapes.model import load_model_shape
     from ..shapes.target import load_sku
     from .bench.roofline import Times, best, floor_ms, from_bench, predict, step_bytes, to_dict, tokens_per_round
-    from .checkpoint.precision import precision_of
     from .errors import RequestError
 
     if tau is not None and len(draft_lengths) != 1:

@@ -11,13 +11,13 @@ import torch
 from ..kernels.registry import default_schedule, store_key
 from ..schedules import store
 from ..schedules.errors import NotPromoted
+from ..schedules.precision import precision_of
 from ..schedules.promoted import PromotedSchedule
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, schedule_id, schedule_to_dict
 from ..schedules.store import Found
 from ..shapes.model import KernelShape, ModelShape
 from ..shapes.target import Target, load_sku, sku_of
-from .checkpoint.precision import precision_of
 from .errors import LoadError
 
 KERNELS = ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...schedules.precision import BYTES, Precision
 from ...shapes.fields import read_table
 from ...shapes.model import HeadShape, LinearShape, ModelShape
-from ..checkpoint.precision import BYTES, Precision
 from ..errors import RequestError
 
 

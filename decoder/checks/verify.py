@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from ...schedules.precision import precision_of
 from ..checkpoint.loader import load_checkpoint
-from ..checkpoint.precision import precision_of
 from ..checkpoint.weights import fingerprint
 from ..engine import Decoder
 from ..errors import RequestError

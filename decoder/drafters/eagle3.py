@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ...schedules.precision import precision_of
 from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
-from ..checkpoint.precision import precision_of
 from ..checkpoint.weights import Tensors
 from ..drafter import Branch, Outcome, likely_outcomes
 from ..on_torch.cache import Appended, Branches, KVCache, Rows

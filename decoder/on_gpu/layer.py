@@ -18,10 +18,10 @@ from ...kernels.merge import merge, parts
 from ...kernels.norm import norm
 from ...kernels.prefill import prefill_attention, prefill_linear
 from ...kernels.rope import rope_append
+from ...schedules.precision import Precision
 from ...schedules.recipe import Numerics, Recipe
 from ...schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule
 from ...shapes.model import AttentionShape, MergeShape, ModelShape
-from ..checkpoint.precision import Precision
 from ..checkpoint.weights import Tensors, take
 from ..errors import LoadError
 from .cache import DeviceCache

@@ -16,12 +16,12 @@ import triton
 from ...kernels.attention import ROWS
 from ...kernels.lm_head import lm_head, lm_head_logits, new_scratch
 from ...kernels.prefill import WIDE
+from ...schedules.precision import Precision, precision_of
 from ...schedules.recipe import Recipe
 from ...schedules.schedule import HeadSchedule
 from ...shapes.model import ModelShape
 from ..backend import BackendNotes, Hidden
 from ..checkpoint.loader import Checkpoint
-from ..checkpoint.precision import Precision, precision_of
 from ..checkpoint.rope import rope_table
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from ..errors import LoadError, NumericsError, RequestError

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..checkpoint.precision import Precision
+from ...schedules.precision import Precision
 from ..on_torch.linear import quantise_weights
 
 

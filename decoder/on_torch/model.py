@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ...schedules.precision import Precision, precision_of
 from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
 from ..backend import BackendNotes, Hidden
 from ..checkpoint.loader import Checkpoint
-from ..checkpoint.precision import Precision, precision_of
 from ..checkpoint.rope import rope_table
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors, take
 from ..errors import NumericsError

@@ -2,8 +2,8 @@
 
 import pytest
 from tune_kernels.decoder.bench.roofline import Times, best, floor_ms, predict, step_bytes, tokens_per_round
-from tune_kernels.decoder.checkpoint.precision import precision_of
 from tune_kernels.decoder.errors import RequestError
+from tune_kernels.schedules.precision import precision_of
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.shapes.model import load_model_shape
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.checkpoint.loader import load_checkpoint
-from tune_kernels.decoder.checkpoint.precision import precision_of
 from tune_kernels.decoder.checks import fp8_reference
 from tune_kernels.decoder.checks.reference import compare_with_reference, reference_model
 from tune_kernels.decoder.on_torch import linear
+from tune_kernels.schedules.precision import precision_of
 from tune_kernels.schedules.recipe import load_recipe
 
 TOKENS = [(i * 37 + 11) % 256 for i in range(60)]

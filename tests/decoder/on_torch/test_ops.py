@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_kernels.decoder.checkpoint.precision import precision_of
 from tune_kernels.decoder.on_torch import ops
 from tune_kernels.decoder.on_torch.linear import make_linear, quantise_weights, split
+from tune_kernels.schedules.precision import precision_of
 from tune_kernels.schedules.recipe import load_recipe
 
 

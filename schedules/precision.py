@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ...schedules.recipe import Recipe
-from ..errors import LoadError
+from .errors import ScheduleError
+from .recipe import Recipe
 
 ALLOWED = {
     "linear": ("fp32", "bf16", "e4m3"),
@@ -42,24 +42,24 @@ def precision_of(recipe: Recipe) -> Precision:
     """The recipe's precisions, checked.
 
     Raises:
-        LoadError: a missing, unknown or contradicting precision.
+        ScheduleError: a missing, unknown or contradicting precision.
     """
     found = dict(recipe.precision)
     for name, value in found.items():
         if value not in ALLOWED.get(name, ()):
-            raise LoadError(f"recipe {recipe.name}: precision.{name} is {value!r}",
+            raise ScheduleError(f"recipe {recipe.name}: precision.{name} is {value!r}",
                             expected=f"one of {', '.join(ALLOWED[name])}" if name in ALLOWED
                             else f"one of the operations {', '.join(ALLOWED)}")
     missing = [name for name in ALLOWED if name not in found]
     if missing:
-        raise LoadError(f"recipe {recipe.name}: precision.{missing[0]} is missing")
+        raise ScheduleError(f"recipe {recipe.name}: precision.{missing[0]} is missing")
     precision = Precision(**found)
     if (precision.linear == "e4m3") != (precision.activation == "e4m3x2"):
-        raise LoadError(f"recipe {recipe.name}: linear is {precision.linear}, activation {precision.activation}",
+        raise ScheduleError(f"recipe {recipe.name}: linear is {precision.linear}, activation {precision.activation}",
                         expected="e4m3 with e4m3x2, or neither: e4m3 weights are multiplied with e4m3 activations")
     plain = {precision.attention, precision.kv_cache, precision.lm_head}
     plain |= set() if precision.is_e4m3 else {precision.linear, precision.activation}
     if len(plain) != 1:
-        raise LoadError(f"recipe {recipe.name}: mixes {' and '.join(sorted(plain))}",
+        raise ScheduleError(f"recipe {recipe.name}: mixes {' and '.join(sorted(plain))}",
                         expected="one precision, fp32 or bf16, for everything that isn't e4m3")
     return precision
