@@ -13,9 +13,11 @@ ARCHES = ("sm_103", "sm_100", "sm_90")
 
 @dataclass(frozen=True)
 class Target:
-    """One SKU. `arch` is what the compiler is told; the limits below it are the same for every SKU of one arch."""
+    """One SKU. `gpus`: the exact names that its driver gives it; `arch`: what the compiler is told; the limits below it are the
+    same for every SKU of one arch."""
 
     name: str
+    gpus: tuple[str, ...]
     arch: str
     sms: int
     registers_per_sm: int
@@ -43,7 +45,10 @@ def _load(path: Path) -> Target:
     sizes = {n: fields.positive(n) for n in ("sms", "registers_per_sm", "max_registers_per_thread", "max_warps_per_sm",
                                              "max_blocks_per_sm", "shared_bytes_per_sm", "shared_bytes_per_block",
                                              "shared_bytes_reserved_per_block", "l2_bytes")}
-    target = Target(**texts, **sizes, tmem_columns=fields.take("tmem_columns", int),
+    gpus = fields.take("gpus", list)
+    if not gpus or not all(isinstance(n, str) and n for n in gpus):
+        raise fields.fail("gpus", f"is {gpus!r}", expected="the exact names that the driver gives this GPU")
+    target = Target(**texts, **sizes, gpus=tuple(gpus), tmem_columns=fields.take("tmem_columns", int),
                     peak_tb_s=fields.positive("peak_tb_s", float),
                     measured_tb_s=fields.positive("measured_tb_s", float, None))
     fields.done()
@@ -69,13 +74,15 @@ def load_sku(name: str) -> Target:
 
 
 def sku_of(gpu: str) -> Target:
-    """The SKU whose words the name that a GPU gives itself has in it. Raises ShapeError for an unlisted one."""
-    words = set(gpu.lower().replace("-", " ").split())
+    """The SKU with exactly this name of a GPU. Raises ShapeError for an unlisted one: another memory or other clocks under a
+    similar name (H200 NVL, H100 PCIe) are another SKU."""
     for target in load_targets():
-        if set(target.name.split("-")) <= words:
+        if gpu in target.gpus:
             return target
-    raise ShapeError(f"GPU {gpu!r} is not listed", expected=f"one of {', '.join(t.name for t in load_targets())}",
-                     action="add shapes/targets/SKU.toml with its limits and their source")
+    names = [name for target in load_targets() for name in target.gpus]
+    raise ShapeError(f"GPU {gpu!r} is not listed{nearest(gpu, names)}", expected=f"exactly one of {', '.join(names)}",
+                     action="add shapes/targets/SKU.toml for it: gpus with this exact name, its own limits, their source; or, "
+                            "where it is a listed SKU under another name, add the name to that file's gpus")
 
 
 def load_arch(arch: str) -> Target:

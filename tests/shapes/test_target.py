@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 from tune_kernels.shapes.errors import ShapeError
-from tune_kernels.shapes.target import ARCHES, load_arch, load_sku, load_targets
+from tune_kernels.shapes.target import ARCHES, load_arch, load_sku, load_targets, sku_of
 
-PER_SKU = {"name", "sms", "l2_bytes", "peak_tb_s", "measured_tb_s", "source"}
+PER_SKU = {"name", "gpus", "sms", "l2_bytes", "peak_tb_s", "measured_tb_s", "source"}
 
 
 def test_shipped_skus() -> None:
@@ -39,3 +39,20 @@ def test_an_unlisted_gpu_gets_no_silent_default() -> None:
     """Tuning 16."""
     with pytest.raises(ShapeError, match="nvidia-b300"):
         load_sku("nvidia-b30")
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200 NVL", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB", "nvidia h200",
+                                 "NVIDIA H200 ", "H200", ""])
+def test_a_sku_is_an_exact_name(gpu: str) -> None:
+    """F9: other memory and other clocks under a similar name are another SKU."""
+    with pytest.raises(ShapeError) as refused:
+        sku_of(gpu)
+    assert repr(gpu) in str(refused.value)
+    assert "add shapes/targets/SKU.toml" in str(refused.value)
+
+
+def test_every_sku_is_found_by_its_names() -> None:
+    assert sku_of("NVIDIA H200").name == "nvidia-h200"
+    names = [name for target in load_targets() for name in target.gpus]
+    assert len(names) == len(set(names))
+    assert all(name in sku_of(name).gpus for name in names)
