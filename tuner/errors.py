@@ -21,12 +21,6 @@ class OutputError(UserError):
     exit_code = 1
 
 
-class ToolchainError(UserError):
-    """A compiler that is missing, too old for a target, or has other numerics than the recipe pins."""
-
-    exit_code = 1
-
-
 class GpuError(UserError):
     """No GPU, an unlisted one, or one that work can't be done on."""
 

@@ -8,11 +8,11 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
+from ...kernels.toolchain import check_assembler, check_numerics, nvdisasm_path, ptxas_path, read_toolchain
 from ...schedules.recipe import load_recipe
 from ...shapes.errors import UserError
 from ...shapes.target import ARCHES, load_arch
 from ..pool import default_jobs
-from .toolchain import check_assembler, check_numerics, nvdisasm_path, ptxas_path, read_toolchain
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels import bundle, registry
+from ...kernels.toolchain import disassemble
 from ...schedules.recipe import load_recipe
 from ...schedules.schedule import schedule_from_dict
 from ...shapes.model import shape_from_dict
 from ..errors import ReportError
 from . import compile as compilation
 from .report import Report, describe_schedule
-from .toolchain import disassemble
 
 DECIDES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|STL|LDL)\b")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...kernels import registry
 from ...kernels.bundle import kernel_digest
+from ...kernels.toolchain import read_toolchain
 from ...schedules import store
 from ...schedules.errors import ScheduleError
 from ...schedules.recipe import Recipe, load_recipe, recipe_names
@@ -27,7 +28,6 @@ from .inspection import Reason, Verdict, judge
 from .record import Record, cannot_write, read_record, write_json, write_text
 from .report import FACT_FIELDS, SCHEMA, Report
 from .space import Candidate, candidates, load_space, shipped_names, with_fixed, with_those_in_place
-from .toolchain import read_toolchain
 
 # 0.2 to 1 s each: begun first, so that no worker ends alone with one of them.
 DEAREST = ("attention", "merge", "prefill_attention", "prefill_linear", "prefill_narrow")

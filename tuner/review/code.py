@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...kernels.toolchain import ToolchainError
 from ...shapes.errors import UserError
-from ..errors import ToolchainError
 from ..offline.report import read_report
 from .compare import Code, Collection, Diff, Entry, RowDiff, changes
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tune_kernels.kernels import bundle, registry
+from tune_kernels.kernels.toolchain import disassemble
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.shapes.model import load_model_shape
 from tune_kernels.shapes.target import ARCHES
 from tune_kernels.tuner.offline.compile import compile_task, make_task
 from tune_kernels.tuner.offline.cubin import Unreadable, read_cubin
 from tune_kernels.tuner.offline.record import Record
-from tune_kernels.tuner.offline.toolchain import disassemble
 
 pytestmark = pytest.mark.compiles
 RECIPE = load_recipe("fp8-v1")

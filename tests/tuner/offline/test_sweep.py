@@ -170,8 +170,8 @@ def test_a_cubin_that_is_not_the_records_is_replaced(swept: Path, space: str, tm
 
 def test_a_killed_assembler_is_no_verdict(tmp_path: Path, space: str) -> None:
     """It dies once, for want of memory say; the next run must try again."""
+    from tune_kernels.kernels.toolchain import ptxas_path
     from tune_kernels.shapes.target import load_arch
-    from tune_kernels.tuner.offline.toolchain import ptxas_path
 
     wrapper, died = tmp_path / "ptxas", tmp_path / "died"
     real = ptxas_path(load_arch("sm_90"))

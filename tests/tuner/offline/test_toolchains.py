@@ -10,15 +10,14 @@ import pytest
 import triton
 from tune_kernels.kernels import bundle
 from tune_kernels.kernels.fixed import FIXED
+from tune_kernels.kernels.toolchain import ToolchainError, check_numerics, disassemble
 from tune_kernels.schedules.recipe import load_recipe, recipe_names
 from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.shapes.model import LinearShape
 from tune_kernels.shapes.target import ARCHES, load_arch
-from tune_kernels.tuner.errors import ToolchainError
 from tune_kernels.tuner.offline.compile import compile_task, make_task, wanted_instructions
 from tune_kernels.tuner.offline.inspection import judge
 from tune_kernels.tuner.offline.sweep import Request, sweep
-from tune_kernels.tuner.offline.toolchain import check_numerics, disassemble
 
 pytestmark = pytest.mark.compiles
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])

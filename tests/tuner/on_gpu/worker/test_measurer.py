@@ -74,7 +74,7 @@ def test_calls_of_compiler_and_assembler_are_counted() -> None:
 import subprocess
 from tune_kernels.kernels import bundle
 from tune_kernels.tuner.on_gpu.worker.calls import count_calls
-from tune_kernels.tuner.offline.toolchain import ptxas_path
+from tune_kernels.kernels.toolchain import ptxas_path
 from tune_kernels.shapes.target import load_sku
 calls = count_calls()
 ptxas = ptxas_path(load_sku("nvidia-h200"))

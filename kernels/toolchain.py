@@ -8,15 +8,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...schedules.recipe import Numerics
-from ...shapes.target import Target
-from ..errors import ToolchainError
+from ..schedules.recipe import Numerics
+from ..shapes.errors import UserError
+from ..shapes.target import Target
 
 SUPPORTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
 # They change what is compiled, and no key holds them.
 REFUSED_VARIABLES = ("DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "LLVM_PASS_PLUGIN_PATH", "TRITON_DEFAULT_BACKEND",
                      "TRITON_ENABLE_ASAN", "TRITON_INTERPRET", "TRITON_KERNEL_OVERRIDE", "TRITON_OVERRIDE_ARCH")
 ELF_ARCH_OFFSET = 0x31  # the byte of e_flags that holds the architecture in the ELF of CUDA 12.8 and later
+
+
+class ToolchainError(UserError):
+    """A compiler that is missing, too old for a target, or has other numerics than the recipe pins."""
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ def check_assembler(target: Target) -> None:
 
 def check_numerics(target: Target, numerics: Numerics) -> None:
     """Raises ToolchainError where Triton accumulates FP8 products otherwise than the recipe pins, if it pins anything."""
-    from ...kernels.bundle import default_options
+    from .bundle import default_options
 
     found = default_options(target.capability).max_num_imprecise_acc_default
     pinned = numerics.max_num_imprecise_acc.get(target.arch)
