@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """AR tokens/s of this decoder and of Hugging Face's transformers, on one GPU in one run, one request, Qwen2.5-7B's shape.
 
-Hugging Face in bf16, eager with its growing cache and with a static cache under torch.compile; this decoder under fp8-v1 with promoted
-schedules, and its bf16 recipe. Weights are random: right for time, not for text.
+Hugging Face in bf16, eager with its growing cache and with a static cache under torch.compile; this decoder under fp8-v1
+with promoted schedules, and its bf16 recipe. Weights are random: right for time, not for text.
 
     python scripts/bench_peers.py --out peers.json
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import torch
 import transformers
 import triton
 from transformers import AutoModelForCausalLM, Qwen2Config, StaticCache
-
 from tune_kernels.decoder import Decoder
 from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.model import ModelShape, load_model_shape
@@ -74,15 +74,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for recipe in ("fp8-v1", "bf16"):
         decoder = Decoder.load("random:0", options.model, recipe, None, "triton", "cuda", capacity=1024, allow_untuned=True)
-        found[f"tune-kernels {recipe}"] = median_rate(lambda decoder=decoder: ours(decoder, ids))
+        found[f"tune-kernels {recipe}"] = median_rate(partial(ours, decoder, ids))
         del decoder
         torch.cuda.empty_cache()
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.bfloat16).eval()
     tensor = torch.tensor([ids], device="cuda")
-    found["transformers eager"] = median_rate(lambda: hugging_face(model, tensor, False))
+    found["transformers eager"] = median_rate(partial(hugging_face, model, tensor, False))
     model.compiled_step = torch.compile(model, mode="reduce-overhead", fullgraph=False)
-    found["transformers static cache, torch.compile"] = median_rate(lambda: hugging_face(model, tensor, True))
+    found["transformers static cache, torch.compile"] = median_rate(partial(hugging_face, model, tensor, True))
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
     return {"schema": SCHEMA, "model": options.model, "gpu": torch.cuda.get_device_name(), "driver": driver.stdout.split()[0],
             "torch": torch.__version__, "triton": triton.__version__, "transformers": transformers.__version__, "prompt": PROMPT,

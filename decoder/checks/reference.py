@@ -7,8 +7,8 @@ compared around every chunk boundary as well. Bounds live here, with the precisi
 Two bf16 implementations differ by their roundings, Hugging Face's of the logits among them, and that alone can break
 a bound. Then both are measured against the same weights in fp64: the check passes only where this decoder is as near
 to them as Hugging Face's bf16 is, in the median and in the 95th percentile, within MARGIN, and the result says so. (The
-single worst position of a few hundred is a matter of luck; it is reported.) `docs/decisions/014-reference-rule.md` has the rule and the text
-that it was judged on.
+single worst position of a few hundred is a matter of luck; it is reported.) `docs/decisions/014-reference-rule.md` has the
+rule and the text that it was judged on.
 
 FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives them, where nothing adds up.
 """
