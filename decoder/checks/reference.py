@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checkpoint.hugging_face import hugging_face_from_tensors
 from ..checkpoint.loader import Checkpoint
-from ..checkpoint.weights import HEAD
 from ..engine import Decoder
-from ..errors import LoadError
 from ..on_torch.cache import Appended
 from .check import CheckResult, result
 from .fp8_reference import replace_projections
@@ -62,25 +61,7 @@ def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         where = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True, **where).eval()
-    return _from_tensors(checkpoint).to(dtype).eval()
-
-
-def _from_tensors(checkpoint: Checkpoint) -> Any:
-    """Hugging Face's model with the tensors of a checkpoint that has no file: random weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    shape = checkpoint.config.shape
-    rope = {**(shape.rope_scaling or {"rope_type": "default"}), "rope_theta": shape.rope_theta}
-    config = AutoConfig.for_model(
-        shape.architecture, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size, num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim, rms_norm_eps=shape.rms_norm_eps,
-        tie_word_embeddings=shape.tie_embeddings, max_position_embeddings=shape.max_position, rope_parameters=rope)
-    model = AutoModelForCausalLM.from_config(config)
-    missing, unexpected = model.load_state_dict(checkpoint.tensors, strict=False)
-    if unexpected or set(missing) - {HEAD}:
-        raise LoadError(f"Hugging Face's model lacks {missing} and doesn't know {unexpected}")
-    return model
+    return hugging_face_from_tensors(checkpoint).to(dtype).eval()
 
 
 def reference_model(checkpoint: Checkpoint, linear: str) -> Any:

@@ -21,6 +21,7 @@ from ..checkpoint.weights import Tensors, check_tensors, random_tensors
 from ..errors import LoadError
 from ..selection import Options, select_schedules
 from .eagle3 import Eagle3Drafter, Eagle3Model, Network
+from .int8 import dequantise_rows
 
 LAYER, OTHER_LAYER = "midlayer.", "layers.0."
 EMBEDDING = "embed_tokens.weight"
@@ -104,10 +105,10 @@ def random_eagle3(seed: int, shape: ModelShape, target: Model, recipe: Recipe, d
 
 
 def read_tensors(path: Path) -> Tensors:
-    """From model.safetensors, or pytorch_model.bin read without running code."""
+    """From model.safetensors, int8 rows dequantised, or pytorch_model.bin read without running code."""
     binary = path / "pytorch_model.bin"
     if (path / "model.safetensors").is_file() or not binary.is_file():
-        return read_safetensors(path)
+        return dequantise_rows(read_safetensors(path), str(path))
     try:
         return dict(torch.load(binary, map_location="cpu", weights_only=True))
     except Exception as e:  # pickle raises many kinds
