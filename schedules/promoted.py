@@ -168,9 +168,9 @@ def row_from_dict(table: Any, where: str, target: str, recipe: str) -> PromotedS
     """Raises ScheduleError for a field that is missing, unknown or of the wrong kind. Says nothing of `problems`."""
     fields = _fields(table, where)
     row = PromotedSchedule(
-        target, recipe, fields.take("kernel", str), _shape(fields), schedule_of(fields.take("schedule", dict), where),
-        fields.take("schedule_id", str), fields.take("kernel_digest", str), _toolchain(fields), _recorded(fields),
-        _artefact(fields), fields.take("numerics_class", str), _timing(fields), _evidence(fields), fields.take("date", str))
+        target, recipe, fields.get("kernel", str), _shape(fields), schedule_of(fields.get("schedule", dict), where),
+        fields.get("schedule_id", str), fields.get("kernel_digest", str), _toolchain(fields), _recorded(fields),
+        _artefact(fields), fields.get("numerics_class", str), _timing(fields), _evidence(fields), fields.get("date", str))
     fields.done()
     return row
 
@@ -178,7 +178,7 @@ def row_from_dict(table: Any, where: str, target: str, recipe: str) -> PromotedS
 def toolchain_from_dict(table: Any, where: str) -> Toolchain:
     """Raises ScheduleError."""
     fields = _fields(table, where)
-    found = Toolchain(fields.take("triton", str), fields.take("ptxas", str), fields.take("flags", dict))
+    found = Toolchain(fields.get("triton", str), fields.get("ptxas", str), fields.get("flags", dict))
     fields.done()
     return found
 
@@ -190,11 +190,11 @@ def _fields(table: Any, where: str) -> Fields:
 
 
 def _inner(fields: Fields, name: str) -> Fields:
-    return Fields(fields.take(name, dict), f"{fields.where}: {name}", ScheduleError)
+    return Fields(fields.get(name, dict), f"{fields.where}: {name}", ScheduleError)
 
 
 def _count(fields: Fields, name: str) -> int:
-    value: int = fields.take(name, int)
+    value: int = fields.get(name, int)
     if not 0 <= value < 2**53:
         raise fields.fail(name, f"is {value}", expected="a whole number, 0 or more")
     return value
@@ -202,7 +202,7 @@ def _count(fields: Fields, name: str) -> int:
 
 def _numbers(fields: Fields, name: str, length: int | None = None) -> tuple[float, ...]:
     """Positive numbers in ascending order."""
-    listed = fields.take(name, list)
+    listed = fields.get(name, list)
     right = all(type(v) in (int, float) and 0 < v < 2**53 for v in listed)
     if not right or list(listed) != sorted(listed) or (length is not None and len(listed) != length):
         raise fields.fail(name, f"is {listed!r}"[:120],
@@ -216,40 +216,40 @@ def _pair(fields: Fields, name: str) -> tuple[float, float]:
 
 
 def _shape(fields: Fields) -> KernelShape:
-    return shape_from_dict(fields.take("shape", dict), fields.where, ScheduleError)
+    return shape_from_dict(fields.get("shape", dict), fields.where, ScheduleError)
 
 
 def _toolchain(fields: Fields) -> Toolchain:
-    return toolchain_from_dict(fields.take("toolchain", dict), f"{fields.where}: toolchain")
+    return toolchain_from_dict(fields.get("toolchain", dict), f"{fields.where}: toolchain")
 
 
 def _recorded(fields: Fields) -> Recorded:
     inner = _inner(fields, "recorded")
-    found = Recorded(inner.take("driver", str), inner.take("cuda", str))
+    found = Recorded(inner.get("driver", str), inner.get("cuda", str))
     inner.done()
     return found
 
 
 def _artefact(fields: Fields) -> Artefact:
     inner = _inner(fields, "artefact")
-    named = inner.take("instructions", list)
+    named = inner.get("instructions", list)
     if not all(isinstance(n, str) for n in named):
         raise inner.fail("instructions", f"is {named!r}", expected="a list of names")
     counts = {name: _count(inner, name) for name in (
         "registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")}
-    found = Artefact(tuple(named), cubin_sha256=inner.take("cubin_sha256", str), **counts)
+    found = Artefact(tuple(named), cubin_sha256=inner.get("cubin_sha256", str), **counts)
     inner.done()
     return found
 
 
 def _paired(inner: Fields) -> Paired:
-    found = Paired(inner.positive("ratio", float), _pair(inner, "interval"), inner.positive("pairs"))
+    found = Paired(inner.positive("ratio", float), _pair(inner, "interval"), inner.positive("pairs", int))
     inner.done()
     return found
 
 
 def _distribution(inner: Fields) -> Distribution:
-    found = Distribution(inner.positive("median_us", float), _pair(inner, "interval_us"), inner.positive("samples"),
+    found = Distribution(inner.positive("median_us", float), _pair(inner, "interval_us"), inner.positive("samples", int),
                          _numbers(inner, "quantiles_us"))
     inner.done()
     return found
@@ -257,31 +257,31 @@ def _distribution(inner: Fields) -> Distribution:
 
 def _timing(fields: Fields) -> PromotedTiming:
     inner = _inner(fields, "timing")
-    clocks = inner.take("clocks", dict)
+    clocks = inner.get("clocks", dict)
     if not all(type(v) in (int, float) and math.isfinite(v) for v in clocks.values()):
         raise inner.fail("clocks", f"is {clocks!r}", expected="a number each")
-    before = _inner(inner, "previous") if inner.take("previous", dict, None) is not None else None
+    before = _inner(inner, "previous") if inner.get("previous", dict, None) is not None else None
     previous = None
     if before is not None:
-        previous = Previous(schedule_of(before.take("schedule", dict), before.where), before.take("schedule_id", str),
+        previous = Previous(schedule_of(before.get("schedule", dict), before.where), before.get("schedule_id", str),
                             _distribution(_inner(before, "times")), _paired(_inner(before, "paired")))
         before.done()
-    found = PromotedTiming(inner.take("schedule_id", str), _distribution(_inner(inner, "times")), previous,
-                           inner.take("driver", str), {k: float(v) for k, v in clocks.items()})
+    found = PromotedTiming(inner.get("schedule_id", str), _distribution(_inner(inner, "times")), previous,
+                           inner.get("driver", str), {k: float(v) for k, v in clocks.items()})
     inner.done()
     return found
 
 
 def _evidence(fields: Fields) -> Evidence:
     inner = _inner(fields, "evidence")
-    weights = inner.take("weights", str)
+    weights = inner.get("weights", str)
     if not weights.startswith((RANDOM_WEIGHTS, PATH_WEIGHTS)):
         raise inner.fail("weights", f"is {weights!r}", expected="random:SEED or path:NAME")
     kinds = _inner(inner, "checks")
     checks = {kind: _checks(_inner(kinds, kind)) for kind in kinds.table}
     modes = _inner(inner, "full_model")
-    found = Evidence(inner.take("schedule_id", str), checks, _count(inner, "prompts"), _count(inner, "tokens_compared"),
-                     inner.take("tokens_sha256", str, None), weights, inner.take("weights_fingerprint", str, None),
+    found = Evidence(inner.get("schedule_id", str), checks, _count(inner, "prompts"), _count(inner, "tokens_compared"),
+                     inner.get("tokens_sha256", str, None), weights, inner.get("weights_fingerprint", str, None),
                      {mode: _paired(_inner(modes, mode)) for mode in modes.table})
     inner.done()
     return found

@@ -75,14 +75,14 @@ def load_recipe(name: str) -> Recipe:
                             expected=f"one of {', '.join(recipe_names())}")
     path = SHIPPED / f"{name}.toml"
     fields = Fields(read_table(path, ScheduleError), path.name, ScheduleError)
-    flags = Fields(fields.take("numerics", dict), f"{path.name}: numerics", ScheduleError)
-    numerics = Numerics(flags.take("enable_fp_fusion", bool), flags.take("max_num_imprecise_acc", dict),
-                        flags.take("promote_every", int, 0))
+    flags = Fields(fields.get("numerics", dict), f"{path.name}: numerics", ScheduleError)
+    numerics = Numerics(flags.get("enable_fp_fusion", bool), flags.get("max_num_imprecise_acc", dict),
+                        flags.get("promote_every", int, 0))
     flags.done()
-    defaults = fields.take("default", dict, {})
-    recipe = Recipe(name=fields.take("name", str), precision=fields.take("precision", dict), numerics=numerics,
-                    max_rms_error=_error_limits(fields) if defaults else ErrorLimits(), row_tile=fields.positive("row_tile"),
-                    kv_chunk=fields.positive("kv_chunk"), defaults=defaults)
+    defaults = fields.get("default", dict, {})
+    recipe = Recipe(name=fields.get("name", str), precision=fields.get("precision", dict), numerics=numerics,
+                    max_rms_error=_error_limits(fields) if defaults else ErrorLimits(), row_tile=fields.positive("row_tile", int),
+                    kv_chunk=fields.positive("kv_chunk", int), defaults=defaults)
     fields.done()
     if recipe.linear_dtype == "e4m3" and (unpinned := sorted(set(defaults) - set(numerics.max_num_imprecise_acc))):
         raise fields.fail("numerics", f"pins no max_num_imprecise_acc for {', '.join(unpinned)}",
@@ -93,7 +93,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def _error_limits(fields: Fields) -> ErrorLimits:
-    inner = Fields(fields.take("max_rms_error", dict), f"{fields.where}: max_rms_error", ScheduleError)
+    inner = Fields(fields.get("max_rms_error", dict), f"{fields.where}: max_rms_error", ScheduleError)
     limits = ErrorLimits(*(inner.positive(name, float) for name in ("partials", "output", "swiglu")))
     inner.done()
     return limits

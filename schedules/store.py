@@ -129,13 +129,13 @@ def read(path: Path) -> PromotedFile:
 def parse(table: Mapping[str, Any], where: str) -> PromotedFile:
     """As `read`, for a table that comes from elsewhere, such as a git revision."""
     fields = Fields(table, where, ScheduleError)
-    schema = fields.take("schema", str)
+    schema = fields.get("schema", str)
     if schema != SCHEMA:
         newer = schema.startswith(FAMILY)
         raise ScheduleError(f"{where}: schema {schema!r}", expected=repr(SCHEMA), action="update tune-kernels: this file is "
                             "another version's" if newer else "name a file that tune-kernels --on-gpu --promote wrote")
-    target, model, recipe = (fields.take(n, str) for n in ("target", "model", "recipe"))
-    listed = fields.take("rows", list)
+    target, model, recipe = (fields.get(n, str) for n in ("target", "model", "recipe"))
+    listed = fields.get("rows", list)
     fields.done()
     rows = tuple(row_from_dict(r, f"{where}: row {i}", target, recipe) for i, r in enumerate(listed))
     seen: set[tuple[str, str]] = set()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from .errors import ShapeError, UserError
-from .fields import Fields, nearest, read_table
+from .fields import Fields, Name, Positive, PositiveInt, nearest, read_fields
 
 SHIPPED = Path(__file__).parent
 HUGGING_FACE = {"Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama", "LlamaForCausalLMEagle3": "eagle3"}
@@ -156,24 +156,24 @@ class ModelShape:
     """Sizes of one model. `source` says where they were read. For an EAGLE-3 drafter (`architecture = "eagle3"`),
     `target_hidden_size` is the target's hidden size and `draft_vocab_size` the rows of its small head."""
 
-    name: str
+    name: Name
     architecture: str
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    rope_theta: float
-    rms_norm_eps: float
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    vocab_size: PositiveInt
+    rope_theta: Positive
+    rms_norm_eps: Positive
     qkv_bias: bool
     tie_embeddings: bool
-    max_position: int
+    max_position: PositiveInt
     source: str
-    rope_scaling: Mapping[str, Any] | None = None
-    target_hidden_size: int | None = None
-    draft_vocab_size: int | None = None
+    rope_scaling: Mapping[str, object] | None = None
+    target_hidden_size: PositiveInt | None = None
+    draft_vocab_size: PositiveInt | None = None
 
     def kernel_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, KernelShape]:
         """The shape that each tunable kernel of the decode step has in this model, by kernel name. dtype and terms: as in
@@ -227,56 +227,45 @@ def load_model_shape(name_or_path: str) -> ModelShape:
 
 
 def _from_toml(path: Path) -> ModelShape:
-    fields = Fields(read_table(path, ShapeError), str(path.name), ShapeError)
-    values = {
-        **{n: fields.take(n, str) for n in ("name", "architecture", "source")},
-        **{n: fields.positive(n) for n in ("hidden_size", "intermediate_size", "num_layers", "num_heads",
-                                           "num_kv_heads", "head_dim", "vocab_size", "max_position")},
-        **{n: fields.positive(n, float) for n in ("rope_theta", "rms_norm_eps")},
-        **{n: fields.take(n, bool) for n in ("qkv_bias", "tie_embeddings")},
-        "rope_scaling": fields.take("rope_scaling", dict, None),
-        "target_hidden_size": fields.positive("target_hidden_size", default=None),
-        "draft_vocab_size": fields.positive("draft_vocab_size", default=None),
-    }
-    fields.done()
-    return _checked(ModelShape(**values), fields)
+    fields = read_fields(path, ShapeError)
+    return _checked(fields.read(ModelShape), fields)
 
 
 def _from_config(path: Path) -> ModelShape:
     """A Hugging Face configuration. Keys that don't bear on sizes are ignored; contradictions are not."""
-    fields = Fields(read_table(path, ShapeError), str(path), ShapeError)
-    named = fields.take("architectures", list)
+    fields = read_fields(path, ShapeError)
+    named = fields.get("architectures", list)
     known = [a for a in named if isinstance(a, str) and a in HUGGING_FACE]
     if len(known) != 1:
         raise fields.fail("architectures", f"is {named!r}", expected=f"one of {', '.join(HUGGING_FACE)}",
                           action="use a Qwen2 or Llama model; mixture-of-experts and other layouts aren't supported")
     architecture = HUGGING_FACE[known[0]]
-    num_heads = fields.positive("num_attention_heads")
-    hidden_size = fields.positive("hidden_size")
-    head_dim = fields.positive("head_dim", default=None)
+    num_heads = fields.positive("num_attention_heads", int)
+    hidden_size = fields.positive("hidden_size", int)
+    head_dim = fields.positive("head_dim", int, None)
     if head_dim is None:
         if hidden_size % num_heads:
             raise fields.fail("num_attention_heads", f"{num_heads} doesn't divide hidden_size {hidden_size}",
                               expected="a divisor of hidden_size, or an explicit head_dim")
         head_dim = hidden_size // num_heads
-    rope = fields.take("rope_parameters", dict, None) or fields.take("rope_scaling", dict, None) or {}
+    rope = fields.get("rope_parameters", dict, None) or fields.get("rope_scaling", dict, None) or {}
     theta = fields.positive("rope_theta", float, None)
     if theta is None:
         theta = Fields(rope, f"{path}: rope_parameters", ShapeError).positive("rope_theta", float, 10000.0)
     scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
     unscaled = scaling.get("rope_type", scaling.get("type", "default")) == "default"
-    biased = fields.take("attention_bias", bool, architecture == "qwen2")
+    biased = fields.get("attention_bias", bool, architecture == "qwen2")
     eps = fields.positive("rms_norm_eps", float, 1e-6)
     shape = ModelShape(
         name=path.parent.name or path.stem, architecture=architecture, hidden_size=hidden_size,
-        intermediate_size=fields.positive("intermediate_size"), num_layers=fields.positive("num_hidden_layers"),
-        num_heads=num_heads, num_kv_heads=fields.positive("num_key_value_heads", default=num_heads),
-        head_dim=head_dim, vocab_size=fields.positive("vocab_size"), rope_theta=theta, rms_norm_eps=eps,
-        qkv_bias=biased, tie_embeddings=fields.take("tie_word_embeddings", bool, False),
-        max_position=fields.positive("max_position_embeddings"), source=str(path.name),
+        intermediate_size=fields.positive("intermediate_size", int), num_layers=fields.positive("num_hidden_layers", int),
+        num_heads=num_heads, num_kv_heads=fields.positive("num_key_value_heads", int, num_heads),
+        head_dim=head_dim, vocab_size=fields.positive("vocab_size", int), rope_theta=theta, rms_norm_eps=eps,
+        qkv_bias=biased, tie_embeddings=fields.get("tie_word_embeddings", bool, False),
+        max_position=fields.positive("max_position_embeddings", int), source=str(path.name),
         rope_scaling=None if unscaled else scaling,
-        target_hidden_size=fields.positive("target_hidden_size", default=hidden_size if architecture == "eagle3" else None),
-        draft_vocab_size=fields.positive("draft_vocab_size", default=None),
+        target_hidden_size=fields.positive("target_hidden_size", int, hidden_size if architecture == "eagle3" else None),
+        draft_vocab_size=fields.positive("draft_vocab_size", int, None),
     )
     return _checked(shape, fields)
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 from .errors import ShapeError
-from .fields import Fields, nearest, read_table
+from .fields import Count, Name, Positive, PositiveInt, Rule, nearest, read_fields
 
 SHIPPED = Path(__file__).parent / "targets"
 ARCHES = ("sm_103", "sm_100", "sm_90")
@@ -16,21 +17,21 @@ class Target:
     """One SKU. `gpus`: the exact names that its driver gives it; `arch`: what the compiler is told; the limits below it are the
     same for every SKU of one arch."""
 
-    name: str
-    gpus: tuple[str, ...]
+    name: Name
+    gpus: Annotated[tuple[str, ...], Rule("the exact names that the driver gives this GPU", lambda names: names and all(names))]
     arch: str
-    sms: int
-    registers_per_sm: int
-    max_registers_per_thread: int
-    max_warps_per_sm: int
-    max_blocks_per_sm: int
-    shared_bytes_per_sm: int
-    shared_bytes_per_block: int
-    shared_bytes_reserved_per_block: int
-    tmem_columns: int
-    l2_bytes: int
-    peak_tb_s: float
-    measured_tb_s: float | None
+    sms: PositiveInt
+    registers_per_sm: PositiveInt
+    max_registers_per_thread: PositiveInt
+    max_warps_per_sm: PositiveInt
+    max_blocks_per_sm: PositiveInt
+    shared_bytes_per_sm: PositiveInt
+    shared_bytes_per_block: PositiveInt
+    shared_bytes_reserved_per_block: PositiveInt
+    tmem_columns: Count
+    l2_bytes: PositiveInt
+    peak_tb_s: Positive
+    measured_tb_s: Positive | None
     source: str
 
     @property
@@ -40,18 +41,8 @@ class Target:
 
 
 def _load(path: Path) -> Target:
-    fields = Fields(read_table(path, ShapeError), path.name, ShapeError)
-    texts = {n: fields.take(n, str) for n in ("name", "arch", "source")}
-    sizes = {n: fields.positive(n) for n in ("sms", "registers_per_sm", "max_registers_per_thread", "max_warps_per_sm",
-                                             "max_blocks_per_sm", "shared_bytes_per_sm", "shared_bytes_per_block",
-                                             "shared_bytes_reserved_per_block", "l2_bytes")}
-    gpus = fields.take("gpus", list)
-    if not gpus or not all(isinstance(n, str) and n for n in gpus):
-        raise fields.fail("gpus", f"is {gpus!r}", expected="the exact names that the driver gives this GPU")
-    target = Target(**texts, **sizes, gpus=tuple(gpus), tmem_columns=fields.take("tmem_columns", int),
-                    peak_tb_s=fields.positive("peak_tb_s", float),
-                    measured_tb_s=fields.positive("measured_tb_s", float, None))
-    fields.done()
+    fields = read_fields(path, ShapeError)
+    target = fields.read(Target)
     if target.arch not in ARCHES:
         raise fields.fail("arch", f"is {target.arch!r}", expected=f"one of {', '.join(ARCHES)}")
     return target

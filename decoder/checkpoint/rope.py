@@ -42,14 +42,14 @@ def frequencies(shape: ModelShape) -> tuple[torch.Tensor, float]:
     if kind == "default":
         return plain, 1.0
     fields = Fields(shape.rope_scaling or {}, f"{shape.name}: rope_scaling", LoadError)
-    fields.taken |= {"rope_type", "type"}
+    fields.known |= {"rope_type", "type"}
     return _llama3(plain, fields) if kind == "llama3" else _yarn(plain, shape, fields)
 
 
 def _llama3(plain: torch.Tensor, fields: Fields) -> tuple[torch.Tensor, float]:
     factor = fields.positive("factor", float)
     low, high = fields.positive("low_freq_factor", float), fields.positive("high_freq_factor", float)
-    trained = fields.positive("original_max_position_embeddings")
+    trained = fields.positive("original_max_position_embeddings", int)
     fields.done()
     wavelength = 2 * math.pi / plain
     smooth = (trained / wavelength - low) / (high - low)
@@ -61,7 +61,7 @@ def _llama3(plain: torch.Tensor, fields: Fields) -> tuple[torch.Tensor, float]:
 
 def _yarn(plain: torch.Tensor, shape: ModelShape, fields: Fields) -> tuple[torch.Tensor, float]:
     factor = fields.positive("factor", float)
-    trained = fields.positive("original_max_position_embeddings", default=shape.max_position)
+    trained = fields.positive("original_max_position_embeddings", int, shape.max_position)
     fast, slow = fields.positive("beta_fast", float, 32.0), fields.positive("beta_slow", float, 1.0)
     attention_factor = fields.positive("attention_factor", float, None)
     fields.done(action="this YaRN variant isn't supported")

@@ -130,9 +130,9 @@ def read_config(path: Path, tensors: Tensors) -> Eagle3Config:
     where = str(path / "config.json")
     refuse_switches(merged, where)
     fields = Fields(merged, where, LoadError)
-    hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
-    head_dim = fields.positive("head_dim", default=hidden // heads)
-    rope = dict(fields.take("rope_parameters", dict, None) or fields.take("rope_scaling", dict, None) or {})
+    hidden, heads = fields.positive("hidden_size", int), fields.positive("num_attention_heads", int)
+    head_dim = fields.positive("head_dim", int, hidden // heads)
+    rope = dict(fields.get("rope_parameters", dict, {}) or fields.get("rope_scaling", dict, {}))
     theta = float(rope.pop("rope_theta", None) or fields.positive("rope_theta", float, DEFAULT_THETA))
     scaling = rope if rope_kind(rope or None) != "default" else None
 
@@ -145,17 +145,17 @@ def read_config(path: Path, tensors: Tensors) -> Eagle3Config:
     fc, head = tensors.get("fc.weight"), tensors.get("lm_head.weight")
     if fc is None or head is None or fc.ndim != 2 or fc.shape[1] % 3:
         raise LoadError(f"{where}: fc.weight or lm_head.weight is missing or misshapen", expected="[H, 3 H_target], [V_d, H]")
-    vocabulary = fields.positive("target_vocab_size", default=None) or fields.positive("vocab_size")
+    vocabulary = fields.positive("target_vocab_size", int, None) or fields.positive("vocab_size", int)
     shape = ModelShape(
-        name=path.name, architecture="eagle3", hidden_size=hidden, intermediate_size=fields.positive("intermediate_size"),
+        name=path.name, architecture="eagle3", hidden_size=hidden, intermediate_size=fields.positive("intermediate_size", int),
         num_layers=1, num_heads=rows("q"), num_kv_heads=rows("k"), head_dim=head_dim, vocab_size=vocabulary,
         rope_theta=theta, rms_norm_eps=fields.positive("rms_norm_eps", float, 1e-6), qkv_bias=False, tie_embeddings=False,
-        max_position=fields.positive("max_position_embeddings"), source=where, rope_scaling=scaling,
-        target_hidden_size=fields.positive("target_hidden_size", default=int(fc.shape[1]) // 3),
-        draft_vocab_size=fields.positive("draft_vocab_size", default=int(head.shape[0])))
-    inner = fields.take("eagle_config", dict, None) or {}
+        max_position=fields.positive("max_position_embeddings", int), source=where, rope_scaling=scaling,
+        target_hidden_size=fields.positive("target_hidden_size", int, int(fc.shape[1]) // 3),
+        draft_vocab_size=fields.positive("draft_vocab_size", int, int(head.shape[0])))
+    inner = fields.get("eagle_config", dict, None) or {}
     ids = inner.get("eagle_aux_hidden_state_layer_ids", merged.get("eagle_aux_hidden_state_layer_ids"))
-    return Eagle3Config(shape, fields.take("norm_before_residual", bool, False), None if ids is None else tuple(ids))
+    return Eagle3Config(shape, fields.get("norm_before_residual", bool, False), None if ids is None else tuple(ids))
 
 
 def refuse_switches(table: dict[str, Any], where: str) -> None:

@@ -75,8 +75,8 @@ def load_space(name_or_path: str) -> Space:
                          expected=f"one of {', '.join(shipped_names())}, or the path of a TOML file",
                          action="copy tuner/spaces/default.toml and change it")
     fields = Fields(read_table(path, SpaceError), path.name, SpaceError)
-    name = fields.take("name", str, path.stem)
-    tables = fields.take("grid", list)
+    name = fields.get("name", str, path.stem)
+    tables = fields.get("grid", list)
     fields.done()
     return Space(name, tuple(_grid(t, f"{path.name}: grid {i + 1}") for i, t in enumerate(tables)))
 
