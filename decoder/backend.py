@@ -5,14 +5,17 @@ schedules, and must be row-invariant on its own. `torch` is the reference and ru
 """
 
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..schedules.store import Found
 from ..shapes.fields import nearest
 from ..shapes.model import ModelShape
+from .drafter import Drafter
 from .errors import LoadError
 from .selection import Options
+from .stats import Stats
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +49,37 @@ class BackendNotes:
     promoted: tuple[Found, ...] = field(default=())
 
 
+class RequestState(Protocol):
+    """A request under way, as rounds on a device see it. tokens: the prompt and everything emitted; the last one is in no cache
+    yet."""
+
+    tokens: list[int]
+    stats: Stats
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request has ended."""
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+
+    def push(self, tokens: list[int]) -> int:
+        """Emits tokens until the request ends; how many were emitted."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """How the rounds of a request go. drafter: None for AR; features: the target's, of the prompt's rows, where the drafter asks
+    for some; draft_length: 0 for AR; branches: 0 outside SSD; end_ids: ids that end the request."""
+
+    drafter: Drafter | None
+    features: "torch.Tensor | None"
+    draft_length: int
+    branches: int
+    end_ids: frozenset[int]
+
+
 class Model(Protocol):
     """A target or a small drafter. Stateless: sequences live in the caches it makes, so one may serve two threads."""
 
@@ -57,6 +91,8 @@ class Model(Protocol):
     max_rows: int  # rows of one verification; a longer pass is cut, which the bits don't show
     prefill_rows: int  # rows of one pass over a prompt; the bits don't depend on it
     prefill_is_decode: bool  # whether prefill gives the bits of forward
+    has_device_rounds: bool  # whether `device_rounds` may give any
+    warm_up_repeats: int  # runs of a request before its time counts: kernels get loaded, graphs captured
 
     def new_cache(self, capacity: int) -> "KVCache":
         """A cache for one sequence of up to `capacity` tokens."""
@@ -73,6 +109,10 @@ class Model(Protocol):
 
     def greedy(self, final: "torch.Tensor") -> list[int]:
         """The winning token of each row, the lowest id on ties. Never beyond `vocab_limit`."""
+
+    def device_rounds(self, request: RequestState, cache: "KVCache", plan: RoundPlan) -> Iterator[None] | None:
+        """The rounds of a greedy request without log-probabilities, run by the device itself; None where it can't run this plan.
+        Yields after each round, when its tokens are out; then `cache` holds every token of the request but the last."""
 
     def project(self, index: int, kernel: str, x: "torch.Tensor") -> "torch.Tensor":
         """One projection of one layer (qkv, o, gate_up, down) on rows x, for the reference check: [rows, N]."""

@@ -14,7 +14,7 @@ import torch
 from ..schedules.recipe import Recipe, load_recipe
 from ..schedules.schedule import Schedule
 from ..shapes.model import ModelShape
-from .backend import Model, load_model
+from .backend import Model, RoundPlan, load_model
 from .checkpoint.loader import load_checkpoint
 from .drafter import Drafter, max_rows
 from .drafters.load import load_drafter
@@ -165,11 +165,10 @@ class Decoder:
     def _loop(self, request: Request, session: Session, drafter: Drafter | None,
               features: torch.Tensor | None) -> Iterator[None]:
         """The request's rounds: on the device where it can run them, else driven from here."""
-        if self.model.notes.name == "triton" and request.chooser.greedy and request.logprobs is None:
-            from .on_gpu.rounds import resident_rounds
-
-            loop = resident_rounds(session, self.cache, drafter, features, request.draft_length,
-                                   request.branches if request.mode == "ssd" else 0, request.rules)
+        if request.chooser.greedy and request.logprobs is None:
+            plan = RoundPlan(drafter, features, request.draft_length if drafter else 0,
+                             request.branches if request.mode == "ssd" else 0, request.rules.eos_ids | request.rules.stop_ids)
+            loop = self.model.device_rounds(session, self.cache, plan)
             if loop is not None:
                 return loop
         if drafter is None:

@@ -21,7 +21,6 @@ import torch
 from ..drafters.scripted import ScriptedDrafter
 from ..engine import Decoder, Result, torch_device
 from ..errors import RequestError
-from ..on_gpu.graphs import WARM_UP
 from ..stats import Stats
 from .naive import Naive
 
@@ -93,7 +92,7 @@ def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chose
             tau: float | None, branches: int, progress: Callable[[str], None], naive: Naive | None = None) -> Iterator[Run]:
     """Every run, interleaved; those that warm up have a negative repeat."""
     own = decoder.drafter
-    for repeat in range(-warm_up_repeats(decoder), repeats):
+    for repeat in range(-decoder.model.warm_up_repeats, repeats):
         for prompt in prompts:
             ids = prompt_ids(decoder, prompt["text"])
             ar: Result | None = None
@@ -113,13 +112,6 @@ def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chose
                     mode = config.mode.removeprefix(NAIVE)
                     tokens, stats = naive.run(mode, ids, len(ar.token_ids), config.draft_length)
                     yield Run(config, prompt["name"], prompt["kind"], repeat, stats, tokens == ar.token_ids)
-
-
-def warm_up_repeats(decoder: Decoder) -> int:
-    """As many as it takes until each pass is only replayed; one where kernels are just to be loaded, none on a CPU."""
-    if decoder.model.device.type != "cuda":
-        return 0
-    return WARM_UP if getattr(decoder.model, "graphs_enabled", False) else 1
 
 
 def which_repeat(repeat: int, repeats: int) -> str:

@@ -58,8 +58,7 @@ class Agreement:
         self.decoder, self.prompt = decoder, list(prompt)
         self.own = decoder.drafter
         # Rounds on the device want a drafter that works: there the target drafts for itself, and a script overrules it.
-        on_device = decoder.model.notes.name == "triton"
-        self.overruled = SmallModelDrafter(decoder.model, decoder.capacity) if on_device else None
+        self.overruled = SmallModelDrafter(decoder.model, decoder.capacity) if decoder.model.has_device_rounds else None
         self.prompts: set[tuple[int, ...]] = set()
         self.tokens_compared = 0
         self.emitted: list[int] = []

@@ -20,16 +20,16 @@ from ...schedules.precision import Precision, precision_of
 from ...schedules.recipe import Recipe
 from ...schedules.schedule import HeadSchedule
 from ...shapes.model import ModelShape
-from ..backend import BackendNotes, Hidden
+from ..backend import BackendNotes, Hidden, RequestState, RoundPlan
 from ..checkpoint.loader import Checkpoint
 from ..checkpoint.rope import rope_table
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from ..errors import LoadError, NumericsError, RequestError
-from ..on_torch.cache import Branches, Rows
+from ..on_torch.cache import Branches, KVCache, Rows
 from ..selection import Options, Selection, select_schedules
 from .branches import DeviceBranches
 from .cache import SLACK, DeviceCache, standing_in
-from .graphs import on
+from .graphs import WARM_UP, on
 from .inputs import DeviceInputs, Verified
 from .layer import Decode, Launched, PackedLayer, Prefill, launch_all, pack_layer
 from .workspace import new_workspace, splits
@@ -42,6 +42,7 @@ class TritonModel:
     """See backend.Model."""
 
     prefill_is_decode = False
+    has_device_rounds = True
 
     def __init__(self, shape: ModelShape, tensors: Tensors, recipe: Recipe, device: torch.device, selection: Selection,
                  options: Options) -> None:
@@ -72,6 +73,19 @@ class TritonModel:
     def max_rows(self) -> int:
         """Rows of one decode pass."""
         return self.decode.max_rows
+
+    @property
+    def warm_up_repeats(self) -> int:
+        """See backend.Model: until each pass is only replayed; once, for its kernels, where there are no graphs."""
+        if self.device.type != "cuda":
+            return 0
+        return WARM_UP if self.graphs_enabled else 1
+
+    def device_rounds(self, request: RequestState, cache: KVCache, plan: RoundPlan) -> Iterator[None] | None:
+        """See backend.Model."""
+        from .rounds import resident_rounds
+
+        return resident_rounds(self, request, cast(DeviceCache, cache), plan)
 
     @property
     def head_schedule(self) -> HeadSchedule:

@@ -8,7 +8,6 @@ from ..drafter import Drafter
 from ..drafters.eagle3 import Eagle3Drafter
 from ..drafters.scripted import ScriptedDrafter
 from ..drafters.small_model import SmallModelDrafter
-from ..request.session import Session
 from .branches import DeviceBranches
 from .cache import DeviceCache
 from .eagle3 import TritonEagle3Model
@@ -26,8 +25,8 @@ class Proposal(Protocol):
     @property
     def layers(self) -> tuple[int, ...]: ...
 
-    def begin(self, session: Session) -> None:
-        """Before a request's first round."""
+    def begin(self, pending: int, source: Verified) -> None:
+        """Before a request's first round. pending: its last token; source: what the first proposal will read."""
 
     def launch(self, source: Verified, length: int, tokens: int, propose: Propose, keep: bool = False) -> None:
         """Drafts `length` tokens. keep: a `walk` along them will follow."""
@@ -58,7 +57,7 @@ class NoProposal:
     cache: DeviceCache | None = None
     layers: tuple[int, ...] = ()
 
-    def begin(self, session: Session) -> None:
+    def begin(self, pending: int, source: Verified) -> None:
         """Nothing to prepare."""
 
     def launch(self, source: Verified, length: int, tokens: int, propose: Propose, keep: bool = False) -> None:
@@ -72,10 +71,9 @@ class Eagle3Proposal:
         self.network, self.cache = network, cast(DeviceCache, drafter.cache)
         self.layers, self.features = drafter.feature_layers, features
 
-    def begin(self, session: Session) -> None:
+    def begin(self, pending: int, source: Verified) -> None:
         """The last entry of the prompt is written again by the first proposal, from the feature at hand."""
-        source = cast(TritonModel, session.model).verified
-        source.winners[:1].fill_(session.tokens[-1])
+        source.winners[:1].fill_(pending)
         source.features[0].copy_(self.features[-1])
 
     def launch(self, source: Verified, length: int, tokens: int, propose: Propose, keep: bool = False) -> None:
@@ -104,7 +102,7 @@ class SmallModelProposal:
     def __init__(self, network: TritonModel, drafter: SmallModelDrafter) -> None:
         self.network, self.cache = network, cast(DeviceCache, drafter.cache)
 
-    def begin(self, session: Session) -> None:
+    def begin(self, pending: int, source: Verified) -> None:
         """The prompt is in the cache already."""
 
     def launch(self, source: Verified, length: int, tokens: int, propose: Propose, keep: bool = False) -> None:

@@ -10,9 +10,9 @@ import torch
 from ...kernels.accept import HEADER, RECORD, accept, draft_token
 from ...kernels.fixed import FIXED
 from ...schedules.recipe import Numerics
+from ..backend import RequestState
 from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
-from ..request.session import Session
 from .cache import DeviceCache
 from .inputs import DeviceInputs
 from .model import TritonModel, nan_error
@@ -64,14 +64,14 @@ class Rounds:
         self.script: Script | None = None
         self.ahead: Any = None
 
-    def begin(self, session: Session, drafter: Drafter | None, ends: list[int]) -> None:
+    def begin(self, session: RequestState, drafter: Drafter | None, ends: list[int]) -> None:
         """A request's first round. ends: ids that end it."""
         self.script = None
         if isinstance(drafter, ScriptedDrafter):
             self.tables.write(drafter)
             self.script = self.tables
         before, pending = session.tokens[-2:]
-        self.model.inputs.begin(before, pending, len(session.tokens) - 1, session.output.remaining, ends)
+        self.model.inputs.begin(before, pending, len(session.tokens) - 1, session.remaining, ends)
 
     def propose(self, token: torch.Tensor, step: int) -> None:
         """A drafted token becomes a row to verify."""
@@ -99,7 +99,7 @@ class Rounds:
         return event
 
 
-def take(session: Session, record: list[int], drafted: int) -> None:
+def take(session: RequestState, record: list[int], drafted: int) -> None:
     """Hands out the tokens of one record."""
     emitted, accepted = record[:2]
     tokens = record[HEADER:HEADER + emitted]

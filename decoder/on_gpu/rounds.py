@@ -8,14 +8,13 @@ through `speculate`; the tokens are the same, because both run the same kernels 
 
 import time
 from collections.abc import Iterator
-from typing import Any, cast
 
 import torch
 
 from ...kernels.accept import ENDS
+from ..backend import RequestState, RoundPlan
 from ..drafter import Drafter
-from ..request.output import EndRules
-from ..request.session import Session
+from .cache import DeviceCache
 from .model import TritonModel
 from .proposals import NoProposal, Proposal, proposal_of
 from .round_parts import Rounds, take
@@ -25,27 +24,25 @@ AHEAD = 2  # batches launched before the oldest one's records are awaited: the d
 TOKENS_A_BATCH = 4  # rows verified in one graph, about: several rounds of one token, one of several
 
 
-def resident_rounds(session: Session, cache: Any, drafter: Drafter | None, features: torch.Tensor | None, draft_length: int,
-                    branches: int, rules: EndRules) -> Iterator[None] | None:
+def resident_rounds(model: TritonModel, session: RequestState, cache: DeviceCache, plan: RoundPlan) -> Iterator[None] | None:
     """The rounds of a greedy request on the device, or None where its drafter, its branches or its many end ids have no place
-    there. branches: of SSD, 0 for AR and SD."""
-    proposal = proposal_of(drafter, features)
-    ends = sorted(rules.eos_ids | rules.stop_ids)
+    there."""
+    proposal = proposal_of(plan.drafter, plan.features)
+    ends = sorted(plan.end_ids)
     if proposal is None or len(ends) > ENDS:
         return None
-    model = cast(TritonModel, session.model)
     if cache.rounds is None:
         cache.rounds = Rounds(model, cache)
     rounds: Rounds = cache.rounds
-    if isinstance(proposal, NoProposal) or (not branches and proposal.cache.buffer.device == cache.buffer.device):
-        return resident(session, rounds, drafter, proposal, draft_length if drafter else 0, ends)
-    if not 0 < branches <= proposal.network.decode.row_tile:
+    if isinstance(proposal, NoProposal) or (not plan.branches and proposal.cache.buffer.device == cache.buffer.device):
+        return resident(session, rounds, plan.drafter, proposal, plan.draft_length, ends)
+    if not 0 < plan.branches <= proposal.network.decode.row_tile:
         return None
-    assert drafter is not None
-    if rounds.ahead is None or not rounds.ahead.serves(proposal, branches):
+    assert plan.drafter is not None
+    if rounds.ahead is None or not rounds.ahead.serves(proposal, plan.branches):
         rounds.ahead = None  # its memory goes before the new one's comes
-        rounds.ahead = Ahead(rounds, proposal, branches)
-    return prepared_ahead(session, rounds.ahead, drafter, proposal, draft_length, ends)
+        rounds.ahead = Ahead(rounds, proposal, plan.branches)
+    return prepared_ahead(session, rounds.ahead, plan.drafter, proposal, plan.draft_length, ends)
 
 
 def batch_of(draft_length: int) -> int:
@@ -54,10 +51,10 @@ def batch_of(draft_length: int) -> int:
 
 
 @torch.inference_mode()
-def begin(session: Session, rounds: Rounds, proposal: Proposal, drafter: Drafter | None, ends: list[int]) -> None:
+def begin(session: RequestState, rounds: Rounds, proposal: Proposal, drafter: Drafter | None, ends: list[int]) -> None:
     """A request's first round."""
     rounds.begin(session, drafter, ends)
-    proposal.begin(session)
+    proposal.begin(session.tokens[-1], rounds.model.verified)
 
 
 @torch.inference_mode()
@@ -76,7 +73,7 @@ def run(rounds: Rounds, proposal: Proposal, draft_length: int, tokens: int, slot
     return rounds.fetch(slot, batch)
 
 
-def resident(session: Session, rounds: Rounds, drafter: Drafter | None, proposal: Proposal, draft_length: int,
+def resident(session: RequestState, rounds: Rounds, drafter: Drafter | None, proposal: Proposal, draft_length: int,
              ends: list[int]) -> Iterator[None]:
     """The rounds of one request; yields after each, when its tokens are out. ends: ids that end it."""
     stats, cache = session.stats, rounds.cache

@@ -19,9 +19,9 @@ import torch
 
 from ...kernels.fixed import FIXED
 from ...kernels.serve import HIT, serve
+from ..backend import RequestState
 from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
-from ..request.session import Session
 from ..stats import Stats
 from .graphs import Graphs
 from .proposals import Preparing
@@ -87,10 +87,10 @@ class Ahead:
         return proposal.cache is self.proposal.cache and branches == self.branches.count
 
     @torch.inference_mode()
-    def begin(self, session: Session, proposal: Preparing, drafter: Drafter, ends: list[int]) -> None:
+    def begin(self, session: RequestState, proposal: Preparing, drafter: Drafter, ends: list[int]) -> None:
         """A request's first round."""
         self.rounds.begin(session, drafter, ends)
-        proposal.begin(session)
+        proposal.begin(session.tokens[-1], self.rounds.model.verified)
         self.script = None
         if isinstance(drafter, ScriptedDrafter):
             self.script = self.scripts
@@ -197,7 +197,7 @@ class Ahead:
         stats.draft_s += flight.draft.seconds if flight.draft else 0.0
 
 
-def prepared_ahead(session: Session, ahead: Ahead, drafter: Drafter, proposal: Preparing, draft_length: int,
+def prepared_ahead(session: RequestState, ahead: Ahead, drafter: Drafter, proposal: Preparing, draft_length: int,
                    ends: list[int]) -> Iterator[None]:
     """The rounds of one SSD request; yields after each, when its tokens are out. The next round is under way by then, unless the
     device saw the request end. ends: ids that end it."""

@@ -12,7 +12,7 @@ import torch
 from ...schedules.precision import Precision, precision_of
 from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
-from ..backend import BackendNotes, Hidden
+from ..backend import BackendNotes, Hidden, RequestState, RoundPlan
 from ..checkpoint.loader import Checkpoint
 from ..checkpoint.rope import rope_table
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors, take
@@ -99,6 +99,7 @@ class TorchModel:
         self.max_rows = recipe.row_tile
         self.prefill_rows = PREFILL_ROWS
         self.prefill_is_decode = True
+        self.has_device_rounds, self.warm_up_repeats = False, int(device.type == "cuda")
 
     def new_cache(self, capacity: int) -> KVCache:
         """A cache of `capacity` slots in the recipe's precision and chunk."""
@@ -138,6 +139,9 @@ class TorchModel:
             raise NumericsError("the model's logits hold NaN", expected="finite logits",
                                 action="check the weights; try the fp32 recipe")
         return winners
+
+    def device_rounds(self, request: RequestState, cache: KVCache, plan: RoundPlan) -> None:
+        """None: every round is driven from Python."""
 
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
         """See backend.Model.project."""

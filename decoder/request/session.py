@@ -32,9 +32,14 @@ class Session:
     def finished(self) -> bool:
         return self.output.finish_reason is not None
 
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.output.remaining
+
     def room(self, length: int) -> int:
         """Tokens worth drafting: the recovery token takes one of those that may still come."""
-        return max(min(length, self.output.remaining - 1), 0)
+        return max(min(length, self.remaining - 1), 0)
 
     def prefill(self) -> torch.Tensor | None:
         """Feeds the prompt and emits the first token; the features of the prompt's rows, if any are wanted."""

@@ -8,6 +8,7 @@ import torch
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.bench import bench
 from tune_kernels.decoder.on_gpu.graphs import WARM_UP, Graphs
+from tune_kernels.decoder.on_gpu.model import TritonModel
 from tune_kernels.schedules.recipe import Recipe
 from tune_kernels.shapes.model import ModelShape
 
@@ -34,7 +35,7 @@ def test_nothing_warms_up_on_a_cpu(decoder: Decoder) -> None:
 
 def test_runs_that_warm_up_are_in_no_figure(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as it takes until each pass comes from its graph."""
-    monkeypatch.setattr(bench, "warm_up_repeats", lambda decoder: WARM_UP)
+    monkeypatch.setattr(decoder.model, "warm_up_repeats", WARM_UP)
     runs, said = run(decoder)
     assert sum(r.repeat < 0 for r in runs) == 4 * WARM_UP
     assert said[0] == "warming up: code, ar"
@@ -48,7 +49,7 @@ def test_runs_that_warm_up_are_in_no_figure(decoder: Decoder, monkeypatch: pytes
 
 
 def test_a_warm_up_run_with_other_tokens_is_told(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "warm_up_repeats", lambda decoder: 1)
+    monkeypatch.setattr(decoder.model, "warm_up_repeats", 1)
     runs, _ = run(decoder)
     assert bench.differing(runs) == []
     for i in (1, 5):
@@ -60,7 +61,7 @@ def test_a_warm_up_run_with_other_tokens_is_told(decoder: Decoder, monkeypatch: 
 def test_every_graph_is_captured_before_anything_is_timed(graphs: bool, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass that one request a repeat makes, as a prompt's."""
     model = SimpleNamespace(device=torch.device("cuda"), graphs_enabled=graphs)
-    repeats = bench.warm_up_repeats(SimpleNamespace(model=model))  # type: ignore[arg-type]
+    repeats = TritonModel.warm_up_repeats.fget(model)
     assert repeats == expected
     store = Graphs(graphs, torch.device("cpu"))
     store.enabled = graphs
