@@ -14,7 +14,7 @@ from ..schedules.errors import NotPromoted
 from ..schedules.precision import precision_of
 from ..schedules.promoted import PromotedSchedule
 from ..schedules.recipe import Recipe
-from ..schedules.schedule import Schedule, schedule_id, schedule_to_dict
+from ..schedules.schedule import Schedule, StepSchedules, schedule_id, schedule_to_dict, step_schedules
 from ..schedules.store import Found
 from ..shapes.model import KernelShape, ModelShape
 from ..shapes.target import Target, load_sku, sku_of
@@ -38,10 +38,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Selection:
-    """schedules by kernel; rows: what `stats` says of each; warnings for the same place; promoted: the rows of the store that are
+    """rows: what `stats` says of each; warnings for the same place; promoted: the rows of the store that are
     among them."""
 
-    schedules: dict[str, Schedule]
+    schedules: StepSchedules
     rows: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...] = ()
     promoted: tuple[Found, ...] = ()
@@ -69,7 +69,7 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
                      **note})
     untuned = [row["kernel"] for row in rows if row["origin"] == UNTUNED]
     warnings = (f"{shape.name}: no promoted schedule of {', '.join(untuned)}: the recipe's defaults run",) if untuned else ()
-    return Selection(chosen, tuple(rows), warnings, tuple(promoted))
+    return Selection(step_schedules(chosen), tuple(rows), warnings, tuple(promoted))
 
 
 def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,

@@ -98,6 +98,31 @@ class PrefillSchedule(FixedSchedule):
     num_stages: int
 
 
+@dataclass(frozen=True)
+class StepSchedules:
+    """The schedule of each tunable kernel of a decode step. fc: an EAGLE-3 drafter's, None in other models."""
+
+    qkv: LinearSchedule
+    o: LinearSchedule
+    gate_up: LinearSchedule
+    down: LinearSchedule
+    attention: AttentionSchedule
+    merge: MergeSchedule
+    lm_head: HeadSchedule
+    fc: LinearSchedule | None = None
+
+    @property
+    def row_tile(self) -> int:
+        """The smallest row tile of the step's matrix products."""
+        return min(s.row_tile for s in (self.qkv, self.o, self.gate_up, self.down, self.lm_head, self.fc) if s)
+
+    def linear(self, kernel: str) -> LinearSchedule:
+        """The schedule of one of the linears."""
+        found = {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down, "fc": self.fc}[kernel]
+        assert found is not None, f"{kernel} is no kernel of this step"
+        return found
+
+
 Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
 
 KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule,
@@ -129,7 +154,7 @@ def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
 
 
 @cache
-def _types(kind: type[Schedule]) -> dict[str, Any]:
+def _types(kind: type) -> dict[str, Any]:
     """Each knob's type. Remembered: resolving them anew for each knob took more than half the time of reading a row."""
     return get_type_hints(kind)
 
@@ -154,6 +179,17 @@ def schedule_of(table: Mapping[str, Any], where: str) -> Schedule:
     nearest_kind = max(KINDS, key=lambda kind: len(set(knobs(kind)) & set(table)))
     raise ScheduleError(f"{where}: schedule: knobs {', '.join(sorted(map(str, table)))}",
                         expected=f"exactly the knobs of one kind, such as {', '.join(sorted(knobs(nearest_kind)))}")
+
+
+def step_schedules(by_kernel: Mapping[str, Schedule]) -> StepSchedules:
+    """The schedules of one step, by kernel name. Raises ScheduleError for a kernel without a schedule of its kind."""
+    for part in dataclasses.fields(StepSchedules):
+        kind, *other = get_args(_types(StepSchedules)[part.name]) or (_types(StepSchedules)[part.name],)
+        found = by_kernel.get(part.name)
+        if not isinstance(found, kind) and not (found is None and other):
+            raise ScheduleError(f"{part.name} has {'no schedule' if found is None else f'a {type(found).__name__}'}",
+                                expected=f"a {kind.__name__}")
+    return StepSchedules(**by_kernel)  # type: ignore[arg-type]  # each was checked above
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:

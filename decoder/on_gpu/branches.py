@@ -8,7 +8,6 @@ sequence is copied into these caches once (`share`).
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import torch
 
@@ -18,7 +17,6 @@ from ...kernels.fixed import FIXED
 from ...kernels.merge import aligned_parts, merge
 from ...kernels.rope import rope_append
 from ...kernels.serve import COUNT, DRAFT, MADE, TABLE, TOKEN
-from ...schedules.schedule import AttentionSchedule, MergeSchedule
 from .cache import DeviceCache
 from .inputs import DeviceInputs
 from .layer import Decode, Launched
@@ -39,7 +37,7 @@ class BranchDecode(Decode):
     def mix(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase. cache: the sequence's own, for its partials; chunks must reach the last key of the longest branch."""
         space, whole, amax = self.space, cache.partials, self.amax
-        schedule, merging = cast(AttentionSchedule, self.schedules["attention"]), cast(MergeSchedule, self.schedules["merge"])
+        schedule, merging = self.schedules.attention, self.schedules.merge
         for b in range(rows):
             start, q, (keys, values) = length[b * STRIDE:b * STRIDE + 1], space.q[b:b + 1], self.buffer[b, :, index]
             part = replace(whole, o=whole.o[b:b + 1])

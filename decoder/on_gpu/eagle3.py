@@ -85,11 +85,11 @@ class TritonEagle3Model:
 
     @property
     def head_schedule(self) -> HeadSchedule:
-        return cast(HeadSchedule, self.selection.schedules["lm_head"])
+        return self.selection.schedules.lm_head
 
     @property
     def fc_schedule(self) -> LinearSchedule:
-        return cast(LinearSchedule, self.selection.schedules["fc"])
+        return self.selection.schedules.linear("fc")
 
     def new_cache(self, capacity: int) -> DeviceCache:
         """A cache of one layer."""

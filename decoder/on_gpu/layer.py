@@ -6,7 +6,7 @@ What one launch leaves, the next one finishes: partials of a linear are summed b
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -20,7 +20,7 @@ from ...kernels.prefill import prefill_attention, prefill_linear
 from ...kernels.rope import rope_append
 from ...schedules.precision import Precision
 from ...schedules.recipe import Numerics, Recipe
-from ...schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule
+from ...schedules.schedule import LinearSchedule, StepSchedules
 from ...shapes.model import AttentionShape, MergeShape, ModelShape
 from ..checkpoint.weights import Tensors, take
 from ..errors import LoadError
@@ -158,58 +158,57 @@ class Phase:
 
 
 class Decode(Phase):
-    """Up to a row tile of rows, one artefact a kernel whatever their number. schedules: by kernel name."""
+    """Up to a row tile of rows, one artefact a kernel whatever their number."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, rope: tuple[torch.Tensor, torch.Tensor],
-                 schedules: dict[str, Schedule]) -> None:
+                 schedules: StepSchedules) -> None:
         super().__init__(shape, recipe, space, rope)
         self.schedules = schedules
-        chunk = cast(AttentionSchedule, schedules["attention"]).chunk
+        chunk = schedules.attention.chunk
         if chunk != recipe.kv_chunk:
             raise LoadError(f"attention's chunk is {chunk}", expected=f"{recipe.kv_chunk}, the KV chunk of recipe {recipe.name}")
-        pieces = parts(MergeShape(shape.num_heads, shape.head_dim), cast(MergeSchedule, schedules["merge"]))
+        pieces = parts(MergeShape(shape.num_heads, shape.head_dim), schedules.merge)
         self.amax = space.heads.new_empty(space.rows, pieces, dtype=torch.float32)
         if space.act_scale is not None:
-            tiles = -(-2 * shape.intermediate_size // cast(LinearSchedule, schedules["gate_up"]).BLOCK_N)
+            tiles = -(-2 * shape.intermediate_size // schedules.gate_up.BLOCK_N)
             self.act_amax = space.heads.new_empty(space.rows, tiles, dtype=torch.float32)
 
     @property
     def row_tile(self) -> int:
         """Rows that the linears take at once: the row tile of the recipe or of a schedule."""
-        tiles = [s.row_tile for s in self.schedules.values() if isinstance(s, LinearSchedule | HeadSchedule)]
-        return min(self.recipe.row_tile, *tiles)
+        return min(self.recipe.row_tile, self.schedules.row_tile)
 
     @property
     def max_rows(self) -> int:
         """Rows of one pass: a row tile, or as many as attention's tile holds."""
         heads = AttentionShape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
-        return min(self.row_tile, max_rows(heads, cast(AttentionSchedule, self.schedules["attention"])))
+        return min(self.row_tile, max_rows(heads, self.schedules.attention))
 
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:
         """See Phase."""
-        schedule = cast(LinearSchedule, self.schedules[kernel])
+        schedule = self.schedules.linear(kernel)
         decode_linear(x, scale, weights, rows, schedule, self.numerics,
                       out=out[0, :rows] if schedule.split_k == 1 else out[:, :rows])
 
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
         """See Phase; SwiGLU is gate_up's epilogue."""
-        space, schedule = self.space, cast(LinearSchedule, self.schedules["gate_up"])
+        space, schedule = self.space, self.schedules.gate_up
         yield "gate_up", lambda: decode_linear(space.hidden, space.x_scale, weights, rows, schedule, self.numerics,
                                                out=space.act[:rows], swiglu=True, amax=self.act_amax)
 
     def attend(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """See Phase. chunks: covered by the launch; they must reach the last key."""
-        schedule = cast(AttentionSchedule, self.schedules["attention"])
+        schedule = self.schedules.attention
         yield "attention", lambda: attention(self.space.q[:rows], cache.keys[index], cache.values[index], length, chunks=chunks,
                                              out=cache.partials, schedule=schedule, numerics=self.numerics)
         yield "merge", lambda: merge(cache.partials, length, rows=rows, chunk=schedule.chunk, chunks=chunks, amax=self.amax,
-                                     schedule=cast(MergeSchedule, self.schedules["merge"]), numerics=self.numerics)
+                                     schedule=self.schedules.merge, numerics=self.numerics)
         yield from self.narrow(cache.partials.o, rows, self.amax)
 
     def project(self, kernel: str, weights: Packed, x: torch.Tensor) -> torch.Tensor:
         """One linear on its own, partials summed and rounded: x [rows, K] bf16 to [rows, N] bf16."""
-        schedule = cast(LinearSchedule, self.schedules[kernel])
+        schedule = self.schedules.linear(kernel)
         terms, scale = x[None], None
         if weights.scale is not None:
             terms = x.new_empty(2, *x.shape, dtype=weights.w.dtype)

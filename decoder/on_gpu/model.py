@@ -89,7 +89,7 @@ class TritonModel:
 
     @property
     def head_schedule(self) -> HeadSchedule:
-        return cast(HeadSchedule, self.selection.schedules["lm_head"])
+        return self.selection.schedules.lm_head
 
     def new_cache(self, capacity: int) -> DeviceCache:
         """A cache of `capacity` slots, with its graphs."""

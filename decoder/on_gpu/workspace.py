@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...schedules.schedule import LinearSchedule, Schedule
+from ...schedules.schedule import StepSchedules
 from ...shapes.model import ModelShape
 
 
@@ -66,11 +66,6 @@ def new_workspace(shape: ModelShape, rows: int, e4m3: bool, split_k: dict[str, i
         final=empty(rows, H), features=torch.zeros(rows, 3 * H, dtype=torch.bfloat16, device=device))
 
 
-def splits(schedules: dict[str, Schedule]) -> dict[str, int]:
+def splits(schedules: StepSchedules) -> dict[str, int]:
     """split_k of the linears whose partials a reader sums."""
-    found = {}
-    for kernel in ("qkv", "o", "down"):
-        schedule = schedules[kernel]
-        assert isinstance(schedule, LinearSchedule)
-        found[kernel] = schedule.split_k
-    return found
+    return {"qkv": schedules.qkv.split_k, "o": schedules.o.split_k, "down": schedules.down.split_k}

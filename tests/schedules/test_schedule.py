@@ -18,6 +18,7 @@ from tune_kernels.schedules.schedule import (
     schedule_from_dict,
     schedule_id,
     schedule_to_dict,
+    step_schedules,
 )
 from tune_kernels.shapes.model import load_model_shape, shipped_names
 from tune_kernels.shapes.target import ARCHES
@@ -100,3 +101,15 @@ def test_a_recipe_of_kernels_says_how_wrong_they_may_be(tmp_path: Path, monkeypa
         (tmp_path / "fp8-v1.toml").write_text(text.replace("partials = 4e-4", wrong))
         with pytest.raises(ScheduleError, match=f"max_rms_error: {said}"):
             load_recipe("fp8-v1")
+
+
+def test_the_schedules_of_a_step_are_each_of_their_kernels_kind() -> None:
+    chosen = {name: registry.default_schedule(load_recipe("fp8-v1"), name, "sm_90")
+              for name in ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")}
+    step = step_schedules(chosen)
+    assert step.qkv == chosen["qkv"] and step.linear("down") == chosen["down"] and step.fc is None
+    assert step_schedules({**chosen, "fc": replace(chosen["o"], row_tile=8)}).row_tile == 8  # type: ignore[type-var]
+    wrong_ones = ({**chosen, "o": chosen["merge"]}, "o has a MergeSchedule"), ({"qkv": chosen["qkv"]}, "o has no schedule")
+    for wrong, said in wrong_ones:
+        with pytest.raises(ScheduleError, match=said):
+            step_schedules(wrong)
