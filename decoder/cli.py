@@ -343,7 +343,6 @@ def roofline(model: str, drafter_model: str, sku: str, recipe: str, bandwidth: f
              draft_lengths: tuple[int, ...], acceptance: float, tau: float | None, hit_rate: float, t_v: float | None,
              t_d: float | None, t_o: float, t_sync: float, measured: Path | None, as_json: bool) -> None:
     """The floor of a step, and what SD and SSD can reach: pure arithmetic, no GPU."""
-    from ..schedules.precision import precision_of
     from ..schedules.recipe import load_recipe
     from ..shapes.model import load_model_shape
     from ..shapes.target import load_sku
@@ -355,7 +354,7 @@ def roofline(model: str, drafter_model: str, sku: str, recipe: str, bandwidth: f
     speed = bandwidth if bandwidth is not None else load_sku(sku).peak_tb_s
     if speed <= 0:
         raise RequestError(f"--bandwidth {speed}", expected="TB/s above 0")
-    precision = precision_of(load_recipe(recipe))
+    precision = load_recipe(recipe).precision
     read = step_bytes(load_model_shape(model), precision, context)
     floor = floor_ms(read, speed)
     drafting = floor_ms(step_bytes(load_model_shape(drafter_model), precision), speed)

@@ -11,7 +11,6 @@ import torch
 from ..kernels.registry import default_schedule, store_key
 from ..schedules import store
 from ..schedules.errors import NotPromoted
-from ..schedules.precision import precision_of
 from ..schedules.promoted import PromotedSchedule
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, StepSchedules, schedule_id, schedule_to_dict, step_schedules
@@ -58,7 +57,7 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
     if target.arch not in recipe.defaults:
         raise LoadError(f"recipe {recipe.name} has no default schedules for {target.arch}",
                         expected=f"one of {', '.join(recipe.defaults) or 'no target at all'}", action="use another recipe")
-    precision = precision_of(recipe)
+    precision = recipe.precision
     shapes = shape.kernel_shapes(precision.linear, precision.terms)
     chosen: dict[str, Schedule] = {}
     rows, promoted = [], []

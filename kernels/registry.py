@@ -51,7 +51,7 @@ def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape 
         return FIXED[kernel].schedule
     name = DEFAULT_OF.get(kernel, kernel)
     schedule = schedule_from_dict(TUNABLE[kernel].schedule_type, recipe.defaults[arch][name],
-                                  f"{recipe.name}: default.{arch}.{name}")
+                                  f"{recipe.name}: defaults.{arch}.{name}")
     if isinstance(schedule, LinearSchedule) and isinstance(shape, LinearShape):
         schedule = _fitted(schedule, shape, TUNABLE[kernel])
     return schedule

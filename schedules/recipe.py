@@ -1,16 +1,39 @@
-"""Recipes: what fixes a model's output bits. `recipes/NAME.toml` says the precision of each operation, the numerics flags
-of the compiler, the row tile, the KV chunk, how far a kernel may be from fp64, and one default schedule per kernel and
-target."""
+"""Recipes: what fixes a model's output bits. `recipes/NAME.toml` has the precision of each operation, the numerics flags of the
+compiler, the row tile, the KV chunk, how far a kernel may be from fp64, and one default schedule per kernel and target."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from ..shapes.fields import Fields, nearest, read_table
+from ..shapes.fields import Count, Fields, Name, Positive, PositiveInt, nearest, read_fields
 from .errors import ScheduleError
 
 SHIPPED = Path(__file__).parent / "recipes"
+BYTES = {"fp32": 4, "bf16": 2, "e4m3": 1}
+Plain = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The numbers that each operation works on. The residual stream is in the precision of `attention`."""
+
+    linear: Literal["fp32", "bf16", "e4m3"]
+    activation: Literal["fp32", "bf16", "e4m3x2"]
+    attention: Plain
+    kv_cache: Plain
+    lm_head: Plain
+    accumulate: Literal["fp32"]
+
+    @property
+    def is_e4m3(self) -> bool:
+        """Projections with e4m3 weights, and activations as two e4m3 terms."""
+        return self.linear == "e4m3"
+
+    @property
+    def terms(self) -> int:
+        """e4m3 numbers that stand for one activation."""
+        return 2 if self.activation == "e4m3x2" else 1
 
 
 @dataclass(frozen=True)
@@ -20,10 +43,10 @@ class Numerics:
     promote_every: FP8 products along K after which the decode linears add to fp32 at the latest; 0 where nothing is FP8."""
 
     enable_fp_fusion: bool
-    max_num_imprecise_acc: Mapping[str, int]
-    promote_every: int = 0
+    max_num_imprecise_acc: Mapping[str, Count]
+    promote_every: Count = 0
 
-    def flags(self, arch: str) -> dict[str, Any]:
+    def flags(self, arch: str) -> dict[str, bool | int | None]:
         """The flags on one target, as promoted schedules have them."""
         return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch),
                 "promote_every": self.promote_every}
@@ -34,37 +57,41 @@ class ErrorLimits:
     """How far a kernel's output may be from fp64 on the tuner's bell-shaped operands: RMS of the difference over RMS of the
     output. partials: a linear's fp32 partials, added, whose error is that of accumulating alone; output: what leaves a kernel in
     bf16; swiglu: a product of two linears in bf16. They decide whether a candidate is right and reach no bit, so they are no part
-    of a promoted schedule's look-up. 0 in a recipe that no kernel runs under."""
+    of a promoted schedule's look-up."""
 
-    partials: float = 0.0
-    output: float = 0.0
-    swiglu: float = 0.0
+    partials: Positive
+    output: Positive
+    swiglu: Positive
+
+
+NO_LIMITS = ErrorLimits(0.0, 0.0, 0.0)  # of a recipe that no kernel runs under
 
 
 @dataclass(frozen=True)
 class Recipe:
     """One versioned recipe. `defaults[target][kernel]` holds the knobs of that kernel's default schedule."""
 
-    name: str
-    precision: Mapping[str, str]
+    name: Name
+    row_tile: PositiveInt
+    kv_chunk: PositiveInt
+    precision: Precision
     numerics: Numerics
-    max_rms_error: ErrorLimits
-    row_tile: int
-    kv_chunk: int
-    defaults: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    max_rms_error: ErrorLimits = NO_LIMITS
+    defaults: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
 
     @property
     def linear_dtype(self) -> str:
         """`dtype` of the linears' shapes."""
-        return "bf16" if self.precision.get("linear") == "bf16" else "e4m3"
+        return self.precision.linear
 
     @property
     def terms(self) -> int:
-        """`terms` of the linears' shapes: e4m3 numbers that stand for one activation."""
-        return 2 if self.precision.get("activation") == "e4m3x2" else 1
+        """`terms` of the linears' shapes."""
+        return self.precision.terms
 
 
 def recipe_names() -> list[str]:
+    """Of the shipped recipes."""
     return sorted(p.stem for p in SHIPPED.glob("*.toml"))
 
 
@@ -73,27 +100,27 @@ def load_recipe(name: str) -> Recipe:
     if name not in recipe_names():
         raise ScheduleError(f"unknown recipe {name!r}{nearest(name, recipe_names())}",
                             expected=f"one of {', '.join(recipe_names())}")
-    path = SHIPPED / f"{name}.toml"
-    fields = Fields(read_table(path, ScheduleError), path.name, ScheduleError)
-    flags = Fields(fields.get("numerics", dict), f"{path.name}: numerics", ScheduleError)
-    numerics = Numerics(flags.get("enable_fp_fusion", bool), flags.get("max_num_imprecise_acc", dict),
-                        flags.get("promote_every", int, 0))
-    flags.done()
-    defaults = fields.get("default", dict, {})
-    recipe = Recipe(name=fields.get("name", str), precision=fields.get("precision", dict), numerics=numerics,
-                    max_rms_error=_error_limits(fields) if defaults else ErrorLimits(), row_tile=fields.positive("row_tile", int),
-                    kv_chunk=fields.positive("kv_chunk", int), defaults=defaults)
-    fields.done()
-    if recipe.linear_dtype == "e4m3" and (unpinned := sorted(set(defaults) - set(numerics.max_num_imprecise_acc))):
-        raise fields.fail("numerics", f"pins no max_num_imprecise_acc for {', '.join(unpinned)}",
-                          expected="one for each target that it has defaults for, as its products are FP8")
+    fields = read_fields(SHIPPED / f"{name}.toml", ScheduleError)
+    recipe = fields.read(Recipe)
     if recipe.name != name:
         raise fields.fail("name", f"is {recipe.name!r}", expected=f"{name!r}, as the file is called")
+    if recipe.defaults and recipe.max_rms_error is NO_LIMITS:
+        raise fields.fail("max_rms_error", "missing", expected="partials, output and swiglu of a recipe that kernels run under")
+    unpinned = sorted(set(recipe.defaults) - set(recipe.numerics.max_num_imprecise_acc))
+    if recipe.precision.is_e4m3 and unpinned:
+        raise fields.fail("numerics", f"pins no max_num_imprecise_acc for {', '.join(unpinned)}",
+                          expected="one for each target that it has defaults for, as its products are FP8")
+    _require_one_precision(recipe.precision, fields)
     return recipe
 
 
-def _error_limits(fields: Fields) -> ErrorLimits:
-    inner = Fields(fields.get("max_rms_error", dict), f"{fields.where}: max_rms_error", ScheduleError)
-    limits = ErrorLimits(*(inner.positive(name, float) for name in ("partials", "output", "swiglu")))
-    inner.done()
-    return limits
+def _require_one_precision(precision: Precision, fields: Fields) -> None:
+    """Raises ScheduleError for precisions that contradict."""
+    if precision.is_e4m3 != (precision.terms == 2):
+        raise fields.fail("precision", f"linear is {precision.linear}, activation {precision.activation}",
+                          expected="e4m3 with e4m3x2, or neither: e4m3 weights are multiplied with e4m3 activations")
+    plain: set[str] = {precision.attention, precision.kv_cache, precision.lm_head}
+    plain |= set() if precision.is_e4m3 else {precision.linear, precision.activation}
+    if len(plain) != 1:
+        raise fields.fail("precision", f"mixes {' and '.join(sorted(plain))}",
+                          expected="one precision, fp32 or bf16, for everything that isn't e4m3")

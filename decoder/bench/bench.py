@@ -120,7 +120,7 @@ def which_repeat(repeat: int, repeats: int) -> str:
 
 def naive_baseline(decoder: Decoder, weights: str, model: str | None, drafter: str | None, device: str | None) -> Naive:
     """The same weights and drafter, in fp32 where the recipe is, else in bf16: Hugging Face's model has no FP8."""
-    return Naive(weights, model, drafter, torch.float32 if decoder.recipe.precision["linear"] == "fp32" else torch.bfloat16,
+    return Naive(weights, model, drafter, torch.float32 if decoder.recipe.precision.linear == "fp32" else torch.bfloat16,
                  torch_device(device))
 
 

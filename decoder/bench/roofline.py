@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...schedules.precision import BYTES, Precision
+from ...schedules.recipe import BYTES, Precision
 from ...shapes.fields import read_table
 from ...shapes.model import HeadShape, LinearShape, ModelShape
 from ..errors import RequestError

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from ...schedules.precision import precision_of
 from ..checkpoint.loader import load_checkpoint
 from ..checkpoint.weights import fingerprint
 from ..engine import Decoder
@@ -62,7 +61,7 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
     ids = text_ids(decoder, plan)
     evidence = Evidence(decoder.source, mark, plan.recipe, decoder.model.notes.name,
                         in_use=require_promoted(decoder.model.notes) if plan.promote else ())
-    linear = precision_of(decoder.recipe).linear
+    linear = decoder.recipe.precision.linear
 
     def take(results: Iterator[CheckResult]) -> None:
         for result in results:

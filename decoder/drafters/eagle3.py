@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ...schedules.precision import precision_of
 from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
 from ..checkpoint.weights import Tensors
@@ -60,7 +59,7 @@ class Eagle3Model:
                  device: torch.device, norm_before_residual: bool, vocab_limit: int) -> None:
         self.shape, self.recipe, self.device, self.norm_before_residual = shape, recipe, device, norm_before_residual
         self.max_rows = recipe.row_tile
-        self.precision = precision_of(recipe)
+        self.precision = recipe.precision
         self.dtype = TORCH[self.precision.attention]
         self.embedding = embedding.to(device, self.dtype)
         self.fc = make_linear(tensors.pop("fc.weight").to(device), self.precision)

@@ -18,8 +18,7 @@ from ...kernels.merge import merge, parts
 from ...kernels.norm import norm
 from ...kernels.prefill import prefill_attention, prefill_linear
 from ...kernels.rope import rope_append
-from ...schedules.precision import Precision
-from ...schedules.recipe import Numerics, Recipe
+from ...schedules.recipe import Numerics, Precision, Recipe
 from ...schedules.schedule import LinearSchedule, StepSchedules
 from ...shapes.model import AttentionShape, MergeShape, ModelShape
 from ..checkpoint.weights import Tensors, take

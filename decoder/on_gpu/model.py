@@ -16,8 +16,7 @@ import triton
 from ...kernels.attention import ROWS
 from ...kernels.lm_head import lm_head, lm_head_logits, new_scratch
 from ...kernels.prefill import WIDE
-from ...schedules.precision import Precision, precision_of
-from ...schedules.recipe import Recipe
+from ...schedules.recipe import Precision, Recipe
 from ...schedules.schedule import HeadSchedule
 from ...shapes.model import ModelShape
 from ..backend import BackendNotes, Hidden, RequestState, RoundPlan
@@ -263,7 +262,7 @@ def low_precision(recipe: Recipe) -> Precision:
     Raises:
         LoadError: fp32.
     """
-    precision = precision_of(recipe)
+    precision = recipe.precision
     if precision.attention != "bf16":
         raise LoadError(f"recipe {recipe.name} on the triton backend", expected="bf16 or fp8-v1: its kernels use tensor cores",
                         action="use backend torch for fp32")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...schedules.precision import Precision
+from ...schedules.recipe import Precision
 from ..on_torch.linear import quantise_weights
 
 

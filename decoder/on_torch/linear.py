@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...schedules.precision import Precision
+from ...schedules.recipe import Precision
 from .ops import matmul, pad_columns
 
 E4M3_MAX = 448.0

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...schedules.precision import Precision, precision_of
-from ...schedules.recipe import Recipe
+from ...schedules.recipe import Precision, Recipe
 from ...shapes.model import ModelShape
 from ..backend import BackendNotes, Hidden, RequestState, RoundPlan
 from ..checkpoint.loader import Checkpoint
@@ -85,7 +84,7 @@ class TorchModel:
     def __init__(self, shape: ModelShape, tensors: Tensors, recipe: Recipe, device: torch.device) -> None:
         """Takes the tensors out of the dictionary as it goes, so that they are freed."""
         self.shape, self.device, self.recipe = shape, device, recipe
-        self.precision = precision_of(recipe)
+        self.precision = recipe.precision
         self.dtype = TORCH[self.precision.attention]
         self.notes = BackendNotes("torch", str(device))
         self.embedding = tensors.pop(EMBEDDING).to(device, self.dtype)

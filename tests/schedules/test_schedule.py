@@ -103,6 +103,21 @@ def test_a_recipe_of_kernels_says_how_wrong_they_may_be(tmp_path: Path, monkeypa
             load_recipe("fp8-v1")
 
 
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ('kv_cache = "bf16"', 'kv_cache = "fp32"', "mixes bf16 and fp32"), ('linear = "e4m3"', 'linear = "bf16"', "e4m3 with e4m3x2"),
+    ('linear = "e4m3"', 'linear = "fp8"', "precision: linear: is 'fp8'"),
+    ('lm_head = "bf16"\n', "", "precision: lm_head: missing"),
+    ("sm_100 = 0\n", "", "pins no max_num_imprecise_acc for sm_100"), ('"fp8-v1"', '"fp8-v2"', "'fp8-v1', as the file is called"),
+])
+def test_a_recipe_that_contradicts_itself_is_refused(old: str, new: str, said: str, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (recipe_module.SHIPPED / "fp8-v1.toml").read_text()
+    monkeypatch.setattr(recipe_module, "SHIPPED", tmp_path)
+    (tmp_path / "fp8-v1.toml").write_text(text.replace(old, new))
+    with pytest.raises(ScheduleError, match=said):
+        load_recipe("fp8-v1")
+
+
 def test_the_schedules_of_a_step_are_each_of_their_kernels_kind() -> None:
     chosen = {name: registry.default_schedule(load_recipe("fp8-v1"), name, "sm_90")
               for name in ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")}

@@ -3,11 +3,10 @@
 import pytest
 from tune_kernels.decoder.bench.roofline import Times, best, floor_ms, predict, step_bytes, tokens_per_round
 from tune_kernels.decoder.errors import RequestError
-from tune_kernels.schedules.precision import precision_of
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.shapes.model import load_model_shape
 
-FP8, BF16 = (precision_of(load_recipe(name)) for name in ("fp8-v1", "bf16"))
+FP8, BF16 = (load_recipe(name).precision for name in ("fp8-v1", "bf16"))
 QWEN = load_model_shape("qwen2.5-7b")
 
 

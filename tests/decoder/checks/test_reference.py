@@ -10,7 +10,6 @@ from tune_kernels.decoder.checkpoint.loader import load_checkpoint
 from tune_kernels.decoder.checks import fp8_reference
 from tune_kernels.decoder.checks.reference import compare_with_reference, reference_model
 from tune_kernels.decoder.on_torch import linear
-from tune_kernels.schedules.precision import precision_of
 from tune_kernels.schedules.recipe import load_recipe
 
 TOKENS = [(i * 37 + 11) % 256 for i in range(60)]
@@ -50,7 +49,7 @@ def test_its_linear_is_the_decoders_but_for_the_last_rounding() -> None:
     layer = torch.nn.Linear(130, 49)
     torch.nn.init.normal_(layer.weight, generator=generator)
     x = torch.randn(5, 130, generator=generator).bfloat16()
-    ours = linear.make_linear(layer.weight.detach(), precision_of(load_recipe("fp8-v1")), layer.bias.detach())(x)
+    ours = linear.make_linear(layer.weight.detach(), load_recipe("fp8-v1").precision, layer.bias.detach())(x)
     reference = fp8_reference.FakeQuantisedLinear(layer)
     reference.bias = layer.bias.detach().bfloat16()
     theirs = reference(x)
@@ -65,7 +64,7 @@ def test_every_recipe_is_near_its_reference(kind: str, name: str, load_tiny: Cal
     """At every position, across three chunk boundaries, prefill and cached decoding."""
     decoder = load_tiny(kind, name)
     checkpoint = load_checkpoint(str(tiny_folders[kind]), None, torch.device("cpu"))
-    precision = precision_of(decoder.recipe).linear
+    precision = decoder.recipe.precision.linear
     for found in compare_with_reference(decoder, reference_model(checkpoint, precision), TOKENS, precision):
         assert found.passed, found
 

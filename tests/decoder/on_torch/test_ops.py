@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tune_kernels.decoder.on_torch import ops
 from tune_kernels.decoder.on_torch.linear import make_linear, quantise_weights, split
-from tune_kernels.schedules.precision import precision_of
 from tune_kernels.schedules.recipe import load_recipe
 
 
@@ -43,7 +42,7 @@ def wide_range(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_linear_rows_alone_and_together(case: Case, threads: int) -> None:
     """cases.md, Decoding 1 and 2: row r of 1 to 16 rows has the bits of the same row alone."""
-    precision = precision_of(load_recipe(case.recipe))
+    precision = load_recipe(case.recipe).precision
     linear = make_linear(wide_range(case.N, case.K, 1), precision, wide_range(1, case.N, 2)[0])
     x = wide_range(16, case.K).to(linear.dtype)
     before = torch.get_num_threads()
@@ -60,7 +59,7 @@ def test_linear_rows_alone_and_together(case: Case, threads: int) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_linear_is_close_to_fp64(case: Case) -> None:
     """The bias is added before the one rounding: a second rounding would break the bound of half a bf16 step."""
-    precision = precision_of(load_recipe(case.recipe))
+    precision = load_recipe(case.recipe).precision
     w, x, bias = wide_range(case.N, case.K, 1), wide_range(3, case.K), 100 * wide_range(1, case.N, 2)[0]
     linear = make_linear(w, precision, bias)
     x, bias = x.to(linear.dtype), bias.to(linear.dtype)
