@@ -18,11 +18,12 @@ from .selection import Options
 from .stats import Stats
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from ..schedules.recipe import Recipe
     from .checkpoint.loader import Checkpoint
-    from .on_torch.cache import KVCache, Rows
+    from .rows import Cache, Rows
 
 BACKENDS = {"torch": ".on_torch.model:load_torch_model", "triton": ".on_gpu.model:load_triton_model"}
 
@@ -34,6 +35,17 @@ class Hidden:
 
     final: "torch.Tensor"
     features: "torch.Tensor | None" = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows out of one pass: final [rows, H], after the last norm; feature [rows, H], the recurrent one."""
+
+    final: "torch.Tensor"
+    feature: "torch.Tensor"
+
+    def last(self) -> "Step":
+        return Step(self.final[-1:], self.feature[-1:])
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ class Model(Protocol):
     has_device_rounds: bool  # whether `device_rounds` may give any
     warm_up_repeats: int  # runs of a request before its time counts: kernels get loaded, graphs captured
 
-    def new_cache(self, capacity: int) -> "KVCache":
+    def new_cache(self, capacity: int) -> "Cache":
         """A cache for one sequence of up to `capacity` tokens."""
 
     def forward(self, tokens: list[int], rows: "Rows", layers: tuple[int, ...] = ()) -> Hidden:
@@ -110,7 +122,7 @@ class Model(Protocol):
     def greedy(self, final: "torch.Tensor") -> list[int]:
         """The winning token of each row, the lowest id on ties. Never beyond `vocab_limit`."""
 
-    def device_rounds(self, request: RequestState, cache: "KVCache", plan: RoundPlan) -> Iterator[None] | None:
+    def device_rounds(self, request: RequestState, cache: "Cache", plan: RoundPlan) -> Iterator[None] | None:
         """The rounds of a greedy request without log-probabilities, run by the device itself; None where it can't run this plan.
         Yields after each round, when its tokens are out; then `cache` holds every token of the request but the last."""
 
@@ -119,6 +131,32 @@ class Model(Protocol):
 
     def limit_vocabulary(self, size: int) -> None:
         """From now on no id at or beyond `size` (the tokenizer's) is ever emitted."""
+
+
+class DraftNetwork(Protocol):
+    """An EAGLE-3 drafter's network (see drafters/eagle3.py). Stateless, as a Model is."""
+
+    shape: ModelShape
+    embedding: "torch.Tensor"
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of one decode pass."""
+
+    def new_cache(self, capacity: int) -> "Cache":
+        """A cache of one layer and `capacity` slots."""
+
+    def reduce(self, features: "torch.Tensor") -> "torch.Tensor":
+        """fc: the target's features [rows, 3 H_target] as the drafter's [rows, H]."""
+
+    def forward(self, tokens: list[int], features: "torch.Tensor", rows: "Rows") -> Step:
+        """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
+
+    def greedy(self, final: "torch.Tensor") -> list[int]:
+        """The winning target id of each row."""
+
+    def rows_over_target(self, final: "torch.Tensor") -> "np.ndarray":
+        """The logits over target ids, [rows, V] fp32, -inf at ids that the drafter doesn't know."""
 
 
 def load_model(checkpoint: "Checkpoint", recipe: "Recipe", backend: str | None, device: "torch.device",

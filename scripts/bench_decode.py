@@ -38,7 +38,7 @@ from tune_kernels.decoder.on_gpu.profile import (
     read_ceiling_tb_s,
     to_dicts,
 )
-from tune_kernels.decoder.on_torch.cache import Appended
+from tune_kernels.decoder.rows import Appended
 from tune_kernels.decoder.selection import Options
 from tune_kernels.kernels.activation import segments, swiglu
 from tune_kernels.kernels.fixed import FIXED

@@ -15,7 +15,7 @@ from ..drafters.ngram import NGramDrafter
 from ..drafters.scripted import ScriptedDrafter
 from ..drafters.small_model import SmallModelDrafter
 from ..engine import Decoder, Result
-from ..on_torch.cache import Appended
+from ..rows import Appended
 from ..sampling import Chooser
 from .check import Check
 

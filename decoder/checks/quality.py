@@ -15,7 +15,7 @@ import torch
 
 from ..engine import Decoder
 from ..errors import RequestError
-from ..on_torch.cache import Appended
+from ..rows import Appended
 from .check import CheckResult, result
 
 WINDOW = 512  # tokens a context; crosses a chunk boundary once

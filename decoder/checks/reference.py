@@ -23,7 +23,7 @@ import torch
 from ..checkpoint.hugging_face import hugging_face_from_tensors
 from ..checkpoint.loader import Checkpoint
 from ..engine import Decoder
-from ..on_torch.cache import Appended
+from ..rows import Appended
 from .check import CheckResult, result
 from .fp8_reference import replace_projections
 

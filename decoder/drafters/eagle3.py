@@ -7,108 +7,14 @@ hidden_norm(feature)); the residual is the feature itself; the recurrent feature
 last norm.
 """
 
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
 import torch
 
-from ...schedules.recipe import Recipe
-from ...shapes.model import ModelShape
-from ..checkpoint.weights import Tensors
+from ..backend import DraftNetwork, Step
 from ..drafter import Branch, Outcome, likely_outcomes
-from ..on_torch.cache import Appended, Branches, KVCache, Rows
-from ..on_torch.linear import TORCH, make_head, make_linear
-from ..on_torch.model import RopeTable, make_layer, run_layer
-from ..on_torch.ops import argmax, rms_norm
+from ..rows import Appended, Branches
 from ..sampling import Chooser
 
 FEED = 128  # rows of one pass over a prompt
-
-
-class Network(Protocol):
-    """What the drafter asks of a backend's network."""
-
-    shape: ModelShape
-    embedding: torch.Tensor
-
-    @property
-    def max_rows(self) -> int: ...
-    def new_cache(self, capacity: int) -> Any: ...
-    def reduce(self, features: torch.Tensor) -> torch.Tensor: ...
-    def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> "Step": ...
-    def greedy(self, final: torch.Tensor) -> list[int]: ...
-    def rows_over_target(self, final: torch.Tensor) -> np.ndarray: ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """Rows out of one pass: final [rows, H], after the last norm; feature [rows, H], the recurrent one."""
-
-    final: torch.Tensor
-    feature: torch.Tensor
-
-    def last(self) -> "Step":
-        return Step(self.final[-1:], self.feature[-1:])
-
-
-class Eagle3Model:
-    """The drafter's network. ids [V_d]: the target id of each row of its head."""
-
-    def __init__(self, shape: ModelShape, tensors: Tensors, embedding: torch.Tensor, ids: torch.Tensor, recipe: Recipe,
-                 device: torch.device, norm_before_residual: bool, vocab_limit: int) -> None:
-        self.shape, self.recipe, self.device, self.norm_before_residual = shape, recipe, device, norm_before_residual
-        self.max_rows = recipe.row_tile
-        self.precision = recipe.precision
-        self.dtype = TORCH[self.precision.attention]
-        self.embedding = embedding.to(device, self.dtype)
-        self.fc = make_linear(tensors.pop("fc.weight").to(device), self.precision)
-        self.head = make_head(tensors.pop("lm_head.weight").to(device), self.precision, drafter=True)
-        self.norm = tensors.pop("norm.weight").to(device, self.dtype)
-        self.hidden_norm = tensors.pop("midlayer.hidden_norm.weight").to(device, self.dtype)
-        self.layer = make_layer(tensors, "midlayer.", self.precision, False, device)
-        assert not tensors, f"unused: {list(tensors)}"
-        self.rope = RopeTable(shape, self.dtype, device)
-        self.ids = ids.to(device)
-        self.beyond = self.ids >= vocab_limit  # rows of the head for ids that no tokenizer has
-
-    def new_cache(self, capacity: int) -> KVCache:
-        """A cache of one layer."""
-        return KVCache(self.shape, capacity, self.recipe.kv_chunk, TORCH[self.precision.kv_cache], self.device)
-
-    @torch.inference_mode()
-    def reduce(self, features: torch.Tensor) -> torch.Tensor:
-        """fc: the target's features [rows, 3 H_target] as the drafter's [rows, H]."""
-        return self.fc(features.to(self.device, self.dtype))
-
-    @torch.inference_mode()
-    def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> Step:
-        """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
-        eps = self.shape.rms_norm_eps
-        embedded = self.embedding[torch.tensor(tokens, device=self.device)]
-        normed_feature = rms_norm(features, self.hidden_norm, eps)
-        normed = torch.cat([rms_norm(embedded, self.layer.input_norm, eps), normed_feature], dim=-1)
-        residual = normed_feature if self.norm_before_residual else features
-        out = run_layer(0, self.layer, residual, normed, self.shape, self.rope.at(rows.positions), rows)
-        rows.finish()
-        return Step(rms_norm(out, self.norm, eps), out)
-
-    @torch.inference_mode()
-    def logits(self, final: torch.Tensor) -> torch.Tensor:
-        """[rows, V_d] in fp32 over draft ids; -inf where the target id has no token."""
-        return self.head(final).masked_fill(self.beyond, -torch.inf)
-
-    def greedy(self, final: torch.Tensor) -> list[int]:
-        """The winning target id of each row."""
-        ids: list[int] = self.ids[argmax(self.logits(final))].tolist()
-        return ids
-
-    def rows_over_target(self, final: torch.Tensor) -> np.ndarray:
-        """The logits over target ids, [rows, V], -inf at ids that the drafter doesn't know."""
-        logits = self.logits(final)
-        wide = logits.new_full((logits.shape[0], self.shape.vocab_size), -torch.inf)
-        wide[:, self.ids] = logits
-        return wide.cpu().numpy()
 
 
 class Eagle3Drafter:
@@ -116,7 +22,7 @@ class Eagle3Drafter:
 
     name = "eagle3"
 
-    def __init__(self, model: "Network", layers: tuple[int, ...], capacity: int) -> None:
+    def __init__(self, model: DraftNetwork, layers: tuple[int, ...], capacity: int) -> None:
         self.model, self.feature_layers, self.max_rows = model, layers, model.max_rows
         self.cache = model.new_cache(capacity)
         self.chooser = Chooser()

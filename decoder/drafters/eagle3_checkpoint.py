@@ -14,13 +14,13 @@ import torch
 from ...schedules.recipe import Recipe
 from ...shapes.fields import Fields, read_table
 from ...shapes.model import ModelShape
-from ..backend import Model
+from ..backend import DraftNetwork, Model
 from ..checkpoint.loader import read_safetensors
 from ..checkpoint.rope import rope_kind
 from ..checkpoint.weights import Tensors, check_tensors, random_tensors
 from ..errors import LoadError
 from ..selection import Options, select_schedules
-from .eagle3 import Eagle3Drafter, Eagle3Model, Network
+from .eagle3 import Eagle3Drafter
 from .int8 import dequantise_rows
 
 LAYER, OTHER_LAYER = "midlayer.", "layers.0."
@@ -76,9 +76,11 @@ def load_eagle3(path: Path, target: Model, recipe: Recipe, device: torch.device,
 
 
 def make_network(shape: ModelShape, tensors: Tensors, embedding: torch.Tensor, ids: torch.Tensor, recipe: Recipe,
-                 device: torch.device, norm_before_residual: bool, target: Model, options: Options) -> Network:
+                 device: torch.device, norm_before_residual: bool, target: Model, options: Options) -> DraftNetwork:
     """The network on the target's backend."""
     if target.notes.name == "torch":
+        from ..on_torch.eagle3 import Eagle3Model
+
         return Eagle3Model(shape, tensors, embedding, ids, recipe, device, norm_before_residual, target.vocab_limit)
     from ..on_gpu.eagle3 import TritonEagle3Model
 

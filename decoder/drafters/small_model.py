@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..backend import Model
 from ..drafter import Branch, Outcome, likely_outcomes
-from ..on_torch.cache import Appended, Branches, KVCache
+from ..rows import Appended, Branches, Cache
 from ..sampling import Chooser
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def choose_rows(model: Model, final: "torch.Tensor", chooser: Chooser, indices: 
     return [chooser.choose(row, index) for row, index in zip(model.logits(final).cpu().numpy(), indices)]
 
 
-def feed(model: Model, cache: KVCache, tokens: list[int]) -> "torch.Tensor":
+def feed(model: Model, cache: Cache, tokens: list[int]) -> "torch.Tensor":
     """Appends tokens to the cache, FEED rows a pass; the final rows of the last pass."""
     final = None
     for start in range(0, len(tokens), FEED):

@@ -14,13 +14,13 @@ import torch
 from ...kernels.attention import ROWS, Partials, new_partials
 from ...schedules.recipe import Recipe
 from ...shapes.model import AttentionShape, ModelShape
-from ..on_torch.cache import Branches
+from ..rows import Cursor, Own
 from .graphs import Graphs
 
 SLACK = 64  # slots past the capacity: rounds in flight when a request ends may write there
 
 
-class DeviceCache:
+class DeviceCache(Cursor):
     """Keys and values [num_layers, capacity + SLACK, num_kv_heads, head_dim] bf16.
 
     cursor: tokens in the cache, as the host knows it. partials: attention's, shared by the layers. graphs: what was captured
@@ -29,7 +29,7 @@ class DeviceCache:
 
     def __init__(self, shape: ModelShape, capacity: int, recipe: Recipe, device: torch.device, graphs: bool = True) -> None:
         """capacity: tokens. graphs: whether passes are captured, on a GPU."""
-        self.capacity, self.chunk, self.cursor = capacity, recipe.kv_chunk, 0
+        super().__init__(capacity, recipe.kv_chunk)
         slots = capacity + SLACK
         self.buffer = torch.empty(2, shape.num_layers, slots, shape.num_kv_heads, shape.head_dim, dtype=torch.bfloat16,
                                   device=device)
@@ -39,14 +39,6 @@ class DeviceCache:
         self.partials: Partials = new_partials(heads, self.chunks, ROWS, device)
         self.graphs = Graphs(graphs, device)
         self.rounds: Any = None
-
-    def rollback(self, cursor: int) -> None:
-        """Forgets every token from `cursor` on."""
-        assert 0 <= cursor <= self.cursor, f"rollback to {cursor}, cursor at {self.cursor}"
-        self.cursor = cursor
-
-    def clear(self) -> None:
-        self.cursor = 0
 
     def chunks_for(self, tokens: int) -> int:
         """Chunks that a launch covers when the cache holds `tokens` at the end of it: rounded up to a power of two, so that
@@ -62,16 +54,17 @@ class DeviceCache:
 
 
 @contextmanager
-def standing_in(rows: Branches, branch: int) -> Iterator[None]:
+def standing_in(cache: DeviceCache, own: Own | None) -> Iterator[None]:
     """While a branch's row runs, its own tokens stand in the shared slots; afterwards the new one is the branch's, and what was
-    in the slots comes back."""
-    cache: Any = rows.cache
-    first, done = rows.lengths[branch], rows.done
-    slots = cache.buffer[:, :, first:first + done + 1]
+    in the slots comes back. Of rows that aren't a branch's, nothing."""
+    if own is None:
+        yield
+        return
+    slots = cache.buffer[:, :, own.shared:own.shared + own.done + 1]
     kept = slots.clone()
-    slots[0, :, :done], slots[1, :, :done] = rows.keys[:, branch, :done], rows.values[:, branch, :done]
+    slots[0, :, :own.done], slots[1, :, :own.done] = own.keys[:, :own.done], own.values[:, :own.done]
     try:
         yield
-        rows.keys[:, branch, done], rows.values[:, branch, done] = slots[0, :, done], slots[1, :, done]
+        own.keys[:, own.done], own.values[:, own.done] = slots[0, :, own.done], slots[1, :, own.done]
     finally:
         slots.copy_(kept)

@@ -20,10 +20,10 @@ from ...kernels.prefill import prefill_linear
 from ...schedules.recipe import Recipe
 from ...schedules.schedule import HeadSchedule, LinearSchedule
 from ...shapes.model import ModelShape
+from ..backend import Step
 from ..checkpoint.rope import rope_table
 from ..checkpoint.weights import Tensors
-from ..drafters.eagle3 import Step
-from ..on_torch.cache import Branches, Rows
+from ..rows import Rows
 from ..selection import Options, Selection
 from .branches import DeviceBranches
 from .cache import SLACK, DeviceCache, standing_in
@@ -124,12 +124,13 @@ class TritonEagle3Model:
     @torch.inference_mode()
     def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> Step:
         """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
-        if isinstance(rows, Branches):
-            return self._forward_branches(tokens, features, rows)
         cache = cast(DeviceCache, rows.cache)
-        step = self._pass(tokens, features, cache, rows.first)
+        steps = []
+        for group in rows.groups:
+            with standing_in(cache, group.own):
+                steps.append(self._pass(tokens[group.rows], features[group.rows], cache, group.first))
         rows.finish()
-        return step
+        return Step(torch.cat([step.final for step in steps]), torch.cat([step.feature for step in steps]))
 
     def _pass(self, tokens: list[int], features: torch.Tensor, cache: DeviceCache, length: int) -> Step:
         rows, chunks = len(tokens), cache.chunks_for(length + len(tokens))
@@ -156,16 +157,6 @@ class TritonEagle3Model:
                    x=space.x, out=space.entry, scale=space.x_scale, normed_residual=self.norm_before_residual,
                    schedule=FIXED["draft_norm"].schedule, numerics=self.recipe.numerics)
         launch_all(phase.layer(0, self.layer, cache, length, rows, chunks))
-
-    def _forward_branches(self, tokens: list[int], features: torch.Tensor, rows: Branches) -> Step:
-        """One entry a branch, one pass after another: see TritonModel."""
-        cache = cast(DeviceCache, rows.cache)
-        steps = []
-        for branch, token in enumerate(tokens):
-            with standing_in(rows, branch):
-                steps.append(self._pass([token], features[branch:branch + 1], cache, rows.lengths[branch] + rows.done))
-        rows.finish()
-        return Step(torch.cat([step.final for step in steps]), torch.cat([step.feature for step in steps]))
 
     def launch_entries(self, cache: DeviceCache, source: Verified, rows: int, chunks: int, terms: bool) -> HeadInput:
         """The entries of a verification of `rows` rows from the target's features: what the head reads after the accepted one,

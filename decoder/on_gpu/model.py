@@ -24,7 +24,7 @@ from ..checkpoint.loader import Checkpoint
 from ..checkpoint.rope import rope_table
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from ..errors import LoadError, NumericsError, RequestError
-from ..on_torch.cache import Branches, KVCache, Rows
+from ..rows import Cache, Rows
 from ..selection import Options, Selection, select_schedules
 from .branches import DeviceBranches
 from .cache import SLACK, DeviceCache, standing_in
@@ -80,7 +80,7 @@ class TritonModel:
             return 0
         return WARM_UP if self.graphs_enabled else 1
 
-    def device_rounds(self, request: RequestState, cache: KVCache, plan: RoundPlan) -> Iterator[None] | None:
+    def device_rounds(self, request: RequestState, cache: Cache, plan: RoundPlan) -> Iterator[None] | None:
         """See backend.Model."""
         from .rounds import resident_rounds
 
@@ -97,11 +97,13 @@ class TritonModel:
     def forward(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
         """See backend.Model.forward."""
         with self.lock, torch.inference_mode(), on(self.device):
-            if isinstance(rows, Branches):
-                return self._forward_branches(tokens, rows)
             cache = cast(DeviceCache, rows.cache)
-            parts = [self._pass(tokens[at:at + self.max_rows], cache, rows.first + at, layers)
-                     for at in range(0, len(tokens), self.max_rows)]
+            parts = []
+            for group in rows.groups:
+                with standing_in(cache, group.own):
+                    mine = tokens[group.rows]
+                    parts += [self._pass(mine[at:at + self.max_rows], cache, group.first + at, layers)
+                              for at in range(0, len(mine), self.max_rows)]
             rows.finish()
             return join(parts)
 
@@ -164,15 +166,6 @@ class TritonModel:
             return None
         at = layers.index(index) * self.shape.hidden_size
         return features[:, at:at + self.shape.hidden_size]
-
-    def _forward_branches(self, tokens: list[int], rows: Branches) -> Hidden:
-        """One row a branch, one pass after another."""
-        parts = []
-        for branch, token in enumerate(tokens):
-            with standing_in(rows, branch):
-                parts.append(self._pass([token], cast(DeviceCache, rows.cache), rows.lengths[branch] + rows.done, ()))
-        rows.finish()
-        return join(parts)
 
     def prefill(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
         """See backend.Model.prefill. Rows are filled up to a power of two where the cache has room for it, so that few graphs

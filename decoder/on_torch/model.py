@@ -1,81 +1,24 @@
 """A Qwen2 or Llama decoder on the `torch` backend, in the recipe's precision.
 
-One layer: x += o(attention(rope(qkv(norm(x))))), then x += down(silu(gate(norm(x))) * up(norm(x))). Every operation
-is row-invariant (see ops.py), so a row's bits don't depend on the rows beside it, and prefill is the decode path in
-more rows.
+A row's bits don't depend on the rows beside it, so prefill is the decode path in more rows.
 """
-
-from dataclasses import dataclass
 
 import torch
 
-from ...schedules.recipe import Precision, Recipe
+from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
 from ..backend import BackendNotes, Hidden, RequestState, RoundPlan
 from ..checkpoint.loader import Checkpoint
-from ..checkpoint.rope import rope_table
-from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors, take
+from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from ..errors import NumericsError
+from ..rows import Cache, Rows
 from ..selection import Options
-from .cache import KVCache, Rows
-from .linear import TORCH, Linear, make_head, make_linear
-from .ops import Attention, argmax, rms_norm, rotate, silu
+from .cache import KVCache
+from .layer import RopeTable, make_layer, run_layer
+from .linear import TORCH, Linear, make_head
+from .ops import argmax, rms_norm
 
 PREFILL_ROWS = 128  # rows of one pass over a prompt; the bits don't depend on it
-AHEAD = 64  # positions past max_position for which RoPE is tabled: SSD branches look ahead of what is ever emitted
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One decoder layer: norms [hidden_size], linears as make_linear made them."""
-
-    input_norm: torch.Tensor
-    qkv: Linear
-    o: Linear
-    post_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
-
-
-class RopeTable:
-    """Cosines and sines of every position a model knows."""
-
-    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.dtype, self.device = shape, dtype, device
-        self.cos, self.sin = rope_table(shape, shape.max_position + AHEAD, device)
-
-    def at(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each [rows, head_dim / 2] in the activation type."""
-        index = torch.tensor(positions, device=self.device)
-        return self.cos[index].to(self.dtype), self.sin[index].to(self.dtype)
-
-
-def attend(layer_index: int, qkv: torch.Tensor, shape: ModelShape, rope: tuple[torch.Tensor, torch.Tensor],
-           rows: Rows) -> torch.Tensor:
-    """Attention of one layer over the keys that `rows` gives: qkv [rows, (num_heads + 2 num_kv_heads) * head_dim];
-    appends the new keys and values; [rows, num_heads * head_dim] in qkv's type."""
-    heads = qkv.reshape(qkv.shape[0], -1, shape.head_dim)
-    q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
-    rows.append(layer_index, rotate(k, *rope), v)
-    q = rotate(q, *rope)
-    chunk = rows.cache.chunk
-    out = []
-    for group in rows.groups:
-        part = q[group.rows]
-        attention = Attention(part, shape.num_kv_heads, chunk)
-        for index in range((group.first + part.shape[0] - 1) // chunk + 1):
-            k_chunk, v_chunk = rows.read(layer_index, group, index)
-            attention.add(index, k_chunk, v_chunk, group.first)
-        out.append(attention.result())
-    return (out[0] if len(out) == 1 else torch.cat(out)).to(qkv.dtype).reshape(qkv.shape[0], -1)
-
-
-def run_layer(index: int, layer: Layer, x: torch.Tensor, normed: torch.Tensor, shape: ModelShape,
-              rope: tuple[torch.Tensor, torch.Tensor], rows: Rows) -> torch.Tensor:
-    """x [rows, hidden_size] through one layer; `normed` is what its qkv reads."""
-    x = x + layer.o(attend(index, layer.qkv(normed), shape, rope, rows))
-    gate, up = layer.gate_up(rms_norm(x, layer.post_norm, shape.rms_norm_eps)).chunk(2, dim=-1)
-    return x + layer.down(silu(gate) * up)
 
 
 class TorchModel:
@@ -102,6 +45,7 @@ class TorchModel:
 
     def new_cache(self, capacity: int) -> KVCache:
         """A cache of `capacity` slots in the recipe's precision and chunk."""
+        self.rope.reach(capacity)
         return KVCache(self.shape, capacity, self.recipe.kv_chunk, TORCH[self.precision.kv_cache], self.device)
 
     @torch.inference_mode()
@@ -139,7 +83,7 @@ class TorchModel:
                                 action="check the weights; try the fp32 recipe")
         return winners
 
-    def device_rounds(self, request: RequestState, cache: KVCache, plan: RoundPlan) -> None:
+    def device_rounds(self, request: RequestState, cache: Cache, plan: RoundPlan) -> None:
         """None: every round is driven from Python."""
 
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
@@ -150,25 +94,6 @@ class TorchModel:
     def limit_vocabulary(self, size: int) -> None:
         """See backend.Model.limit_vocabulary."""
         self.vocab_limit = min(size, self.shape.vocab_size)
-
-
-def make_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> Layer:
-    """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
-    dtype = TORCH[precision.attention]
-
-    def linear(*names: str, bias: bool = False) -> Linear:
-        w = take(tensors, [f"{prefix}{name}.weight" for name in names]).to(device)
-        b = take(tensors, [f"{prefix}{name}.bias" for name in names]).to(device) if bias else None
-        return make_linear(w, precision, b)
-
-    qkv = [f"self_attn.{name}_proj" for name in "qkv"]
-    return Layer(
-        input_norm=tensors.pop(f"{prefix}input_layernorm.weight").to(device, dtype),
-        qkv=linear(*qkv, bias=qkv_bias),
-        o=linear("self_attn.o_proj"),
-        post_norm=tensors.pop(f"{prefix}post_attention_layernorm.weight").to(device, dtype),
-        gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
-        down=linear("mlp.down_proj"))
 
 
 def load_torch_model(checkpoint: Checkpoint, recipe: Recipe, device: torch.device, options: Options) -> TorchModel:

@@ -12,7 +12,7 @@ import torch
 from ..backend import Hidden, Model
 from ..drafter import Outcome
 from ..errors import NumericsError
-from ..on_torch.cache import Appended, KVCache
+from ..rows import Appended, Cache
 from ..sampling import Chooser, log_softmax, most_likely
 from ..stats import Stats
 from .output import Output
@@ -22,7 +22,7 @@ class Session:
     """layers: target layers whose output the drafter wants. logprobs: alternatives recorded beside each token, 0 for
     none; None records no log-probabilities."""
 
-    def __init__(self, model: Model, cache: KVCache, prompt: list[int], output: Output, chooser: Chooser, stats: Stats,
+    def __init__(self, model: Model, cache: Cache, prompt: list[int], output: Output, chooser: Chooser, stats: Stats,
                  layers: tuple[int, ...] = (), logprobs: int | None = None) -> None:
         self.model, self.cache, self.output, self.chooser, self.stats = model, cache, output, chooser, stats
         self.layers, self.logprobs = layers, logprobs

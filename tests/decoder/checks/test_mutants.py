@@ -21,8 +21,8 @@ from tune_kernels.decoder.checks.check import run_checks
 from tune_kernels.decoder.checks.reference import compare_with_reference, reference_model
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
 from tune_kernels.decoder.errors import NumericsError
-from tune_kernels.decoder.on_torch import model, ops
-from tune_kernels.decoder.on_torch.cache import Appended, Branches, KVCache
+from tune_kernels.decoder.on_torch import layer, model, ops
+from tune_kernels.decoder.on_torch.cache import KVCache
 from tune_kernels.decoder.request import rounds as speculate
 from tune_kernels.decoder.request import session
 from tune_kernels.schedules.recipe import Recipe
@@ -34,11 +34,10 @@ def v_with_ks_strides(patch: Patch) -> None:
     """cases.md, Decoding 24. K leaves RoPE as [rows, heads, head_dim]; were it [rows, head_dim, heads] instead, a
     kernel that takes K's strides for both would read V's heads interleaved: consistently wrong, so all decoders
     agree."""
-    for rows in (Appended, Branches):
-        def wrong(self: Any, layer: int, k: torch.Tensor, v: torch.Tensor, append: Any = rows.append) -> None:
-            _, heads, head_dim = v.shape
-            append(self, layer, k, v.contiguous().as_strided(v.shape, (heads * head_dim, 1, heads)))
-        patch.setattr(rows, "append", wrong)
+    def wrong(rows: Any, index: int, k: torch.Tensor, v: torch.Tensor, append: Any = layer.append) -> None:
+        _, heads, head_dim = v.shape
+        append(rows, index, k, v.contiguous().as_strided(v.shape, (heads * head_dim, 1, heads)))
+    patch.setattr(layer, "append", wrong)
 
 
 def rollback_one_too_far(patch: Patch) -> None:
@@ -145,13 +144,13 @@ def late_reply(patch: Patch) -> None:
 
 def rope_pairs_adjacent(patch: Patch) -> None:
     """Pairs (i, i + 1) are turned in the place of (i, i + head_dim / 2), as if q and k were in a GGUF file's order."""
-    rotate = model.rotate
+    rotate = layer.rotate
 
     def wrong(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         apart = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
         low, high = rotate(apart, cos, sin).chunk(2, dim=-1)
         return torch.stack([low, high], dim=-1).flatten(-2)
-    patch.setattr(model, "rotate", wrong)
+    patch.setattr(layer, "rotate", wrong)
 
 
 def stop_string_missed_across_tokens(patch: Patch) -> None:

@@ -12,7 +12,7 @@ from tune_kernels.decoder.drafters import eagle3_checkpoint as eagle3_loader
 from tune_kernels.decoder.drafters.eagle3 import Eagle3Drafter
 from tune_kernels.decoder.drafters.eagle3_checkpoint import feature_layers
 from tune_kernels.decoder.errors import LoadError
-from tune_kernels.decoder.on_torch.cache import Appended
+from tune_kernels.decoder.rows import Appended
 from tune_kernels.schedules.recipe import Recipe
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MIDDLE, DRAFT_VOCABULARY, VOCABULARY = 64, 4, 2, 16, 80, 90, 272
@@ -255,7 +255,7 @@ def test_the_drafters_rope_scaling_is_honoured(load: Callable[..., Decoder], tmp
                "original_max_position_embeddings": 64}
     plain = load(write(tmp_path / "plain", tensors_of())).drafter.model.rope
     scaled = load(write(tmp_path / "scaled", tensors_of(), rope_scaling=scaling)).drafter.model.rope
-    assert not torch.equal(plain.cos, scaled.cos)
+    assert not torch.equal(plain.tables[0], scaled.tables[0])
     with pytest.raises(LoadError, match="longrope"):
         load(write(tmp_path / "long", tensors_of(), rope_scaling={"rope_type": "longrope"}))
 

@@ -23,7 +23,7 @@ from tune_kernels.decoder.on_gpu.model import TritonModel
 from tune_kernels.decoder.on_gpu.proposals import proposal_of
 from tune_kernels.decoder.on_gpu.round_parts import Rounds
 from tune_kernels.decoder.on_gpu.ssd_rounds import Ahead
-from tune_kernels.decoder.on_torch.cache import Appended
+from tune_kernels.decoder.rows import Appended
 from tune_kernels.decoder.selection import Options, select_schedules
 from tune_kernels.kernels import bundle, registry
 from tune_kernels.schedules import store

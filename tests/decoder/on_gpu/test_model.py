@@ -34,7 +34,7 @@ from tune_kernels.decoder.on_gpu import model as triton_model
 from tune_kernels.decoder.on_gpu import round_parts as rounds
 from tune_kernels.decoder.on_gpu import rounds as resident
 from tune_kernels.decoder.on_gpu.cache import SLACK, DeviceCache, standing_in
-from tune_kernels.decoder.on_torch.cache import Appended, Branches
+from tune_kernels.decoder.rows import Appended, Branches
 from tune_kernels.decoder.selection import Options
 from tune_kernels.schedules.recipe import Recipe
 from tune_kernels.schedules.schedule import Schedule
@@ -424,7 +424,7 @@ def test_standing_in_gives_the_slots_back(fails: bool, recipe_of: Callable[..., 
             new = torch.randn(2, SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.head_dim).bfloat16()
             own = rows.keys[:, branch, :done].clone(), rows.values[:, branch, :done].clone()
             try:
-                with standing_in(rows, branch):
+                with standing_in(cache, rows.groups[branch].own):
                     assert torch.equal(cache.keys[:, length:length + done], own[0])
                     assert torch.equal(cache.values[:, length:length + done], own[1])
                     cache.buffer[:, :, length + done] = new

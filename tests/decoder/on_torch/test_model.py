@@ -1,13 +1,15 @@
 """The model against Hugging Face, its rows against themselves, and its cache against poison."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tune_kernels.decoder import Decoder
-from tune_kernels.decoder.on_torch.cache import Appended, Branches, KVCache
+from tune_kernels.decoder.on_torch.cache import KVCache
+from tune_kernels.decoder.rows import Appended, Branches
 from tune_kernels.shapes.model import ModelShape
 
 KINDS = ["llama", "qwen2"]
@@ -85,6 +87,17 @@ def test_a_branch_has_the_bits_of_the_sequence(recipe: str, load_tiny: Callable[
         for s in range(steps):
             assert torch.equal(run(decoder, alone, [TOKENS[(b + 3 * s) % 70]])[0], rows[s][b]), (b, s)
     assert cache.cursor == 35
+
+
+def test_rope_is_tabled_for_the_cache_and_not_for_the_models_positions(tiny_shape: ModelShape) -> None:
+    """F7: a model of 1e9 positions; a position's angles are the same in a short table and in a long one."""
+    decoder = Decoder.load("random:0", model=replace(tiny_shape, max_position=10**9), recipe="fp32", capacity=300)
+    rope: Any = decoder.model.rope  # type: ignore[attr-defined]
+    assert len(rope.tables[0]) == 512  # 300 slots and the margin, in whole blocks
+    before = rope.tables
+    decoder.model.new_cache(2000)
+    for short, long in zip(before, rope.tables):
+        assert len(long) >= 2000 and torch.equal(short, long[:len(short)])
 
 
 def test_the_head_never_emits_an_id_beyond_the_tokenizer(load_tiny: Callable[..., Decoder]) -> None:

@@ -1,0 +1,98 @@
+"""One decoder layer on the `torch` backend, for a model and for an EAGLE-3 drafter.
+
+x += o(attention(rope(qkv(norm(x))))), then x += down(silu(gate(norm(x))) * up(norm(x))). Every operation is row-invariant (see
+ops.py), so a row's bits don't depend on the rows beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from ...schedules.recipe import Precision
+from ...shapes.model import ModelShape
+from ..checkpoint.rope import rope_table
+from ..checkpoint.weights import Tensors, take
+from ..rows import Rows
+from .cache import append, read
+from .linear import TORCH, Linear, make_linear
+from .ops import Attention, rms_norm, rotate, silu
+
+MARGIN = 64  # positions past a cache's capacity that RoPE is tabled for: SSD's branches reach past the last token emitted
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: norms [hidden_size], linears as make_linear made them."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    o: Linear
+    post_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class RopeTable:
+    """Cosines and sines of the positions of the longest cache so far. A position's bits don't depend on their number."""
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self.tables = rope_table(shape, 1, device)
+
+    def reach(self, capacity: int) -> None:
+        """A cache of `capacity` slots will be read."""
+        if capacity + MARGIN > len(self.tables[0]):
+            self.tables = rope_table(self.shape, capacity + MARGIN, self.device)
+
+    def at(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each [rows, head_dim / 2] in the activation type."""
+        index = torch.tensor(positions, device=self.device)
+        cos, sin = self.tables
+        return cos[index].to(self.dtype), sin[index].to(self.dtype)
+
+
+def attend(layer_index: int, qkv: torch.Tensor, shape: ModelShape, rope: tuple[torch.Tensor, torch.Tensor],
+           rows: Rows) -> torch.Tensor:
+    """Attention of one layer over the keys that its rows see: qkv [rows, (num_heads + 2 num_kv_heads) * head_dim];
+    appends the new keys and values; [rows, num_heads * head_dim] in qkv's type."""
+    heads = qkv.reshape(qkv.shape[0], -1, shape.head_dim)
+    q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+    append(rows, layer_index, rotate(k, *rope), v)
+    q = rotate(q, *rope)
+    chunk = rows.cache.chunk
+    out = []
+    for group in rows.groups:
+        part = q[group.rows]
+        attention = Attention(part, shape.num_kv_heads, chunk)
+        for index in range((group.first + part.shape[0] - 1) // chunk + 1):
+            k_chunk, v_chunk = read(rows, layer_index, group, index)
+            attention.add(index, k_chunk, v_chunk, group.first)
+        out.append(attention.result())
+    return (out[0] if len(out) == 1 else torch.cat(out)).to(qkv.dtype).reshape(qkv.shape[0], -1)
+
+
+def run_layer(index: int, layer: Layer, x: torch.Tensor, normed: torch.Tensor, shape: ModelShape,
+              rope: tuple[torch.Tensor, torch.Tensor], rows: Rows) -> torch.Tensor:
+    """x [rows, hidden_size] through one layer; `normed` is what its qkv reads."""
+    x = x + layer.o(attend(index, layer.qkv(normed), shape, rope, rows))
+    gate, up = layer.gate_up(rms_norm(x, layer.post_norm, shape.rms_norm_eps)).chunk(2, dim=-1)
+    return x + layer.down(silu(gate) * up)
+
+
+def make_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> Layer:
+    """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
+    dtype = TORCH[precision.attention]
+
+    def linear(*names: str, bias: bool = False) -> Linear:
+        w = take(tensors, [f"{prefix}{name}.weight" for name in names]).to(device)
+        b = take(tensors, [f"{prefix}{name}.bias" for name in names]).to(device) if bias else None
+        return make_linear(w, precision, b)
+
+    qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+    return Layer(
+        input_norm=tensors.pop(f"{prefix}input_layernorm.weight").to(device, dtype),
+        qkv=linear(*qkv, bias=qkv_bias),
+        o=linear("self_attn.o_proj"),
+        post_norm=tensors.pop(f"{prefix}post_attention_layernorm.weight").to(device, dtype),
+        gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+        down=linear("mlp.down_proj"))

@@ -1,0 +1,129 @@
+"""The rows of a pass and the cache of one sequence, as the engine sees them. Each backend has a buffer of its own behind `Cache`.
+
+A pass appends its rows to a sequence (`Appended`) or adds one token to each of several continuations of it (`Branches`). Between
+passes the engine moves the cursor; nothing is copied or freed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from .errors import RequestError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Cache(Protocol):
+    """Keys and values of one sequence: a fixed buffer and a cursor. capacity: slots. cursor: tokens in the cache, 0..capacity.
+    chunk: keys that attention reduces at once, fixed by the recipe. buffer: all keys and values, in the backend's layout; slots
+    from the cursor on may hold anything, NaN included."""
+
+    capacity: int
+    chunk: int
+    cursor: int
+    buffer: "torch.Tensor"
+
+    def rollback(self, cursor: int) -> None:
+        """Forgets every token from `cursor` on."""
+
+    def clear(self) -> None:
+        """Forgets every token."""
+
+    def own(self, branches: int, steps: int) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Room for the tokens of branches: keys and values [num_layers, branches, steps, num_kv_heads, head_dim]."""
+
+
+class Cursor:
+    """The cursor of a cache, for a backend's buffer to inherit."""
+
+    def __init__(self, capacity: int, chunk: int) -> None:
+        self.capacity, self.chunk, self.cursor = capacity, chunk, 0
+
+    def rollback(self, cursor: int) -> None:
+        """See Cache."""
+        assert 0 <= cursor <= self.cursor, f"rollback to {cursor}, cursor at {self.cursor}"
+        self.cursor = cursor
+
+    def clear(self) -> None:
+        """See Cache."""
+        self.cursor = 0
+
+
+@dataclass(frozen=True)
+class Own:
+    """The tokens that a branch doesn't share: keys and values [num_layers, steps, num_kv_heads, head_dim], of which the first
+    `done` are written. shared: tokens of the cache in front of them."""
+
+    keys: "torch.Tensor"
+    values: "torch.Tensor"
+    done: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one pass that share their keys: row i of the group sits at position `first + i` and sees keys 0..first+i. own: of a
+    branch."""
+
+    rows: slice
+    first: int
+    own: Own | None = None
+
+
+class Rows(Protocol):
+    """The rows of one pass. positions: one a row."""
+
+    @property
+    def cache(self) -> Cache: ...
+    @property
+    def positions(self) -> list[int]: ...
+    @property
+    def groups(self) -> list[Group]: ...
+
+    def finish(self) -> None:
+        """The pass is launched: its tokens count from now on."""
+
+
+class Appended:
+    """The rows of one pass, appended to a sequence in order. The cursor moves when the pass is finished.
+
+    Raises:
+        RequestError: more rows than the cache has room for.
+    """
+
+    def __init__(self, cache: Cache, rows: int) -> None:
+        self.cache, self.first, self.end = cache, cache.cursor, cache.cursor + rows
+        if self.end > cache.capacity:
+            raise RequestError(f"the sequence needs {self.end} slots; the KV cache has {cache.capacity}",
+                               action="load the decoder with a larger capacity")
+        self.positions = list(range(self.first, self.end))
+        self.groups = [Group(slice(0, rows), self.first)]
+
+    def finish(self) -> None:
+        """See Rows."""
+        self.cache.cursor = self.end
+
+
+class Branches:
+    """Continuations of one sequence: branch b sees the first lengths[b] tokens of the cache and its own tokens, no other's. Each
+    pass adds one token to every branch. The cache itself is only read."""
+
+    def __init__(self, cache: Cache, lengths: Sequence[int], steps: int) -> None:
+        self.cache, self.lengths, self.done = cache, list(lengths), 0
+        self.keys, self.values = cache.own(len(lengths), steps)
+
+    @property
+    def positions(self) -> list[int]:
+        """See Rows."""
+        return [length + self.done for length in self.lengths]
+
+    @property
+    def groups(self) -> list[Group]:
+        """See Rows: each branch is a group of its own."""
+        return [Group(slice(b, b + 1), length + self.done, Own(self.keys[:, b], self.values[:, b], self.done, length))
+                for b, length in enumerate(self.lengths)]
+
+    def finish(self) -> None:
+        """See Rows."""
+        self.done += 1
