@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...shapes.fields import Fields
@@ -79,11 +80,12 @@ def _yarn(plain: torch.Tensor, shape: ModelShape, fields: Fields) -> tuple[torch
 
 
 def rope_table(shape: ModelShape, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, each [positions rounded up to BLOCK, head_dim / 2] in fp32."""
+    """Cosines and sines, each [positions rounded up to BLOCK, head_dim / 2] in fp32: of an angle in fp32, computed in fp64 by
+    numpy on one thread. (torch cuts its cosines by the number of threads, and a cut's tail may take another code path.)"""
     f, factor = frequencies(shape)
     cos, sin = [], []
     for start in range(0, positions, BLOCK):
-        angle = torch.arange(start, start + BLOCK, dtype=torch.float32)[:, None] * f[None, :]
-        cos.append(angle.cos() * factor)
-        sin.append(angle.sin() * factor)
+        angle = (torch.arange(start, start + BLOCK, dtype=torch.float32)[:, None] * f[None, :]).double().numpy()
+        cos.append(torch.from_numpy(np.cos(angle)).float() * factor)
+        sin.append(torch.from_numpy(np.sin(angle)).float() * factor)
     return torch.cat(cos).to(device), torch.cat(sin).to(device)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...schedules.recipe import Precision
-from .ops import matmul, pad_columns
+from .ops import matmul, prepare, tree_sum
 
 E4M3_MAX = 448.0
 SCALES = 8  # candidates of a weight's scale: an octave in equal ratios
@@ -51,7 +51,7 @@ def _to_e4m3(x: torch.Tensor) -> torch.Tensor:
 def _squared_error(w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """[N, 1] in fp64."""
     error = _to_e4m3(w / scale).double() * scale - w
-    return (error * error).sum(dim=-1, keepdim=True)
+    return tree_sum(error * error)
 
 
 def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -70,8 +70,8 @@ def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Linear:
-    """w [N padded, K] ready for `matmul`, bias [N padded] in its type; for e4m3 both in fp32 and bias [N], with w_scale [N]
-    beside them. The bias is added in fp32, before the one rounding to `dtype`."""
+    """w as `prepare` made it of [n, K], bias [n] in `dtype`; for e4m3 w_scale [n] in fp32 beside them. The bias is added in
+    fp32, before the one rounding to `dtype`. On a CPU w is held in its own precision, e4m3 in bf16's two bytes."""
 
     w: torch.Tensor
     n: int
@@ -80,9 +80,9 @@ class Linear:
     dtype: torch.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, K] in the activation type; [rows, N] in the same type."""
+        """x [rows, K] in the activation type; [rows, n] in `dtype`."""
         if self.w_scale is None:
-            return matmul(x.to(self.w.dtype), self.w, self.n, self.bias)
+            return matmul(x.to(self.dtype), self.w, self.n, self.bias)
         hi, lo, scale = split(x)
         y = matmul(hi.float() + lo.float() / LOW, self.w, self.n) * scale * self.w_scale
         return (y if self.bias is None else y + self.bias).to(self.dtype)
@@ -94,8 +94,8 @@ def make_linear(w: torch.Tensor, precision: Precision, bias: torch.Tensor | None
     bias = None if bias is None else bias.to(dtype)
     if precision.is_e4m3:
         w_q, scale = quantise_weights(w)
-        return Linear(pad_columns(w_q.float()), w.shape[0], None if bias is None else bias.float(), scale, dtype)
-    return Linear(pad_columns(w.to(dtype)), w.shape[0], None if bias is None else pad_columns(bias), None, dtype)
+        return Linear(prepare(w_q.bfloat16(), torch.float32), w.shape[0], bias, scale, dtype)
+    return Linear(prepare(w.to(dtype), dtype), w.shape[0], bias, None, dtype)
 
 
 def make_head(w: torch.Tensor, precision: Precision, drafter: bool = False) -> Linear:
@@ -103,5 +103,4 @@ def make_head(w: torch.Tensor, precision: Precision, drafter: bool = False) -> L
     don't). A drafter's is one of its projections: e4m3 where they are."""
     if drafter and precision.is_e4m3:
         return replace(make_linear(w, precision), dtype=torch.float32)
-    rounded = w.to(TORCH[precision.lm_head]).float()
-    return Linear(pad_columns(rounded), w.shape[0], None, None, torch.float32)
+    return Linear(prepare(w.to(TORCH[precision.lm_head]), torch.float32), w.shape[0], None, None, torch.float32)

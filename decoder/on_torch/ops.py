@@ -1,75 +1,65 @@
 """Row-invariant operations on torch: row r of every result depends on row r of the input alone, bit for bit.
 
 How, by kind:
-- matrix products run in blocks of exactly 8 rows, zero-padded, against weights whose N is padded to a multiple of
-  16: the
-  library sees one shape, whatever the number of rows. (`F.linear`, `bmm`, `mv` and SDPA on the true shapes changed
-  bits with the number of rows.)
+- matrix products on a CPU are sums in order of k, rounded at every step (cpu.py). On a GPU the library makes them, in blocks
+  of one shape (gpu.py).
 - everything else is made of single IEEE operations on elements (+, -, *, /, sqrt, comparisons), whose bits depend on
   nothing but the operands. Sums are halving trees over the row. `exp` is a polynomial: torch.exp takes another code
   path in the tail of a vector than in its body, and where the tail lies depends on rows and threads.
 
-Left out: fused or threaded shortcuts. Prefill is this same path, so its bits are those of decoding.
+Prefill is this same path, so its bits are those of decoding.
 """
 
-import math
+import functools
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-ROW_BLOCK = 8  # rows one matrix product is padded to
-COLUMN_BLOCK = 16  # multiple that N of a weight is padded to
-
-LOG2_E = 1.4426950408889634
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts; n * LN2_HIGH is exact for |n| < 2^15
-EXP_LOWEST = -87.0  # below, exp gives 0: 1.6e-38 and less would leave the normal range
-EXP_TERMS = [1.0 / math.factorial(k) for k in range(7, -1, -1)]  # Taylor, |r| <= ln2 / 2: error 5e-9
+from . import gpu
 
 
-def pad_rows(x: torch.Tensor) -> torch.Tensor:
-    """x [rows, K] with zero rows up to a multiple of ROW_BLOCK."""
-    padded = x.new_zeros(-(-x.shape[0] // ROW_BLOCK) * ROW_BLOCK, *x.shape[1:])
-    padded[:x.shape[0]] = x
-    return padded
+@functools.cache
+def cpu() -> Any:
+    """The module of the CPU's kernels; imported on first use, because it imports numba, which a GPU doesn't need."""
+    from . import cpu
+
+    return cpu
 
 
-def pad_columns(w: torch.Tensor) -> torch.Tensor:
-    """w [N, K] or [N] with zeros up to a multiple of COLUMN_BLOCK rows. Once, at load."""
-    extra = -w.shape[0] % COLUMN_BLOCK
-    return torch.cat([w, w.new_zeros(extra, *w.shape[1:])]) if extra else w.contiguous()
+def prepare(w: torch.Tensor, operand: torch.dtype) -> torch.Tensor:
+    """w [N, K] in fp32 or bf16 as `matmul` reads it on w's device, for rows of type `operand`. Once, at load."""
+    if w.device.type != "cpu":
+        return gpu.pad_columns(w.to(operand))
+    return cpu().pack(w)
 
 
 def matmul(x: torch.Tensor, w: torch.Tensor, n: int, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ w.T + bias: x [rows, K], w [N padded, K] and bias [N padded] as `pad_columns` made them, of one type; [rows,
-    n]. The library adds the bias before it rounds to bf16."""
-    rows = x.shape[0]
-    blocks = pad_rows(x).split(ROW_BLOCK)
-    out = [F.linear(block, w, bias) for block in blocks]
-    return (out[0] if len(out) == 1 else torch.cat(out))[:rows, :n]
+    """x @ w.T + bias: x [rows, K] in fp32 or bf16, w as `prepare` made it of [n, K], bias [n]; [rows, n] in x's type. Summed in
+    fp32, the bias before the one rounding to x's type."""
+    if x.device.type != "cpu":
+        return gpu.linear(x, w, n, bias)
+    y = cpu().linear(x.float().contiguous(), w)[:, :n]
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def batched(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x @ w per batch: x [batches, rows, K] in fp32, w [batches, K, n] in fp32 or bf16, contiguous; [batches, rows, n] in
+    fp32."""
+    if x.device.type != "cpu":
+        return gpu.batched(x, w.float())
+    return cpu().batched(x, w)
 
 
 def exp(x: torch.Tensor) -> torch.Tensor:
     """e^x for x <= 88 in fp32, within 2 ulp; 0 below -87, and e^0 is exactly 1."""
-    inside = x.clamp(min=EXP_LOWEST)
-    n = (inside * LOG2_E).round_()
-    r = inside.sub_(n * LN2_HIGH).sub_(n * LN2_LOW)
-    y = torch.full_like(r, EXP_TERMS[0])
-    for term in EXP_TERMS[1:]:
-        y.mul_(r).add_(term)
-    power = n.to(torch.int32).add_(127).bitwise_left_shift_(23).view(torch.float32)
-    return y.mul_(power).masked_fill_(x < EXP_LOWEST, 0.0)
+    y: torch.Tensor = cpu().exp(x) if x.device.type == "cpu" else gpu.exp(x)
+    return y
 
 
 def tree_sum(x: torch.Tensor) -> torch.Tensor:
     """The sum over the last axis, [..., n] to [..., 1], by halving: the same additions for every row."""
-    n = x.shape[-1]
-    size = 1 << (n - 1).bit_length()
-    if size != n:
-        x = F.pad(x, (0, size - n))
-    while size > 1:
-        size //= 2
-        x = x[..., :size] + x[..., size:]
-    return x
+    total: torch.Tensor = cpu().tree_sum(x) if x.device.type == "cpu" else gpu.tree_sum(x)
+    return total
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -111,17 +101,15 @@ class Attention:
     def __init__(self, q: torch.Tensor, num_kv_heads: int, chunk: int) -> None:
         """q [rows, num_heads, head_dim]; chunk in keys."""
         self.rows, self.num_heads, self.head_dim = q.shape
-        self.chunk, self.group = chunk, self.num_heads // num_kv_heads
-        padded = pad_rows(q.float())
-        by_group = padded.view(-1, num_kv_heads, self.group, self.head_dim).permute(2, 1, 0, 3)
-        self.blocks = [block.contiguous() for block in by_group.split(ROW_BLOCK, dim=2)]  # [group, kv_heads, 8, head_dim]
+        self.chunk, self.num_kv_heads = chunk, num_kv_heads
+        by_head = q.float().view(self.rows, num_kv_heads, -1, self.head_dim).permute(1, 2, 0, 3)
+        self.q = by_head.reshape(num_kv_heads, -1, self.head_dim).contiguous()  # [kv_heads, group * rows, head_dim]
         self.scale = self.head_dim ** -0.5
         self.state: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
-    def _products(self, left: list[torch.Tensor], right: torch.Tensor) -> torch.Tensor:
-        """left: per row block [group, kv_heads, 8, k]; right [kv_heads, k, n]; [group, kv_heads, rows, n]."""
-        out = [torch.stack([torch.bmm(part, right) for part in block]) for block in left]
-        return (out[0] if len(out) == 1 else torch.cat(out, dim=2))[:, :, :self.rows]
+    def _product(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """x [kv_heads, group * rows, k], w [kv_heads, k, n]; [kv_heads, group, rows, n]."""
+        return batched(x, w).view(self.num_kv_heads, -1, self.rows, w.shape[2])
 
     def _weights(self, scores: torch.Tensor, visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(maximum [.., rows, 1], e^(score - maximum) [.., rows, chunk]); visible [rows, chunk]."""
@@ -134,11 +122,9 @@ class Attention:
         0..first+i."""
         slots = torch.arange(index * self.chunk, (index + 1) * self.chunk, device=k.device)
         visible = slots[None, :] <= torch.arange(first, first + self.rows, device=k.device)[:, None]
-        top, weights = self._weights(self._products(self.blocks, k.float()), visible)
+        top, weights = self._weights(self._product(self.q, k), visible)
         total = tree_sum(weights)
-        padded = F.pad(weights, (0, 0, 0, -self.rows % ROW_BLOCK))
-        left = [block.contiguous() for block in padded.split(ROW_BLOCK, dim=2)]
-        part = self._products(left, v.float()) + 0.0  # + 0.0: -0 and 0 are one value
+        part = self._product(weights.view(self.num_kv_heads, -1, self.chunk), v) + 0.0  # + 0.0: -0 and 0 are one value
         if self.state is not None:
             top, total, part = merge(self.state, (top, total, part))
         self.state = (top, total, part)
@@ -147,7 +133,7 @@ class Attention:
         """[rows, num_heads, head_dim] in fp32."""
         assert self.state is not None
         _, total, part = self.state
-        return (part / total).permute(2, 1, 0, 3).reshape(self.rows, self.num_heads, self.head_dim)
+        return (part / total).permute(2, 0, 1, 3).reshape(self.rows, self.num_heads, self.head_dim)
 
 
 def merge(old: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

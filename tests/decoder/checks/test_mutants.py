@@ -95,12 +95,10 @@ def last_drafts_keys_missing(patch: Patch) -> None:
     patch.setattr(SmallModelDrafter, "accept", wrong)
 
 
-def padding_leaks(patch: Patch) -> None:
-    """cases.md, Decoding 15: the fill rows of a block reach its live rows by way of the activation scale."""
+def other_rows_leak(patch: Patch) -> None:
+    """cases.md, Decoding 15: the rows beside a row reach it by way of the activation scale."""
     def wrong(x: torch.Tensor, w: torch.Tensor, n: int, bias: torch.Tensor | None = None) -> torch.Tensor:
-        block = ops.pad_rows(x)
-        drift = 1 + 1e-6 * (block.shape[0] - x.shape[0])
-        return torch.nn.functional.linear(block * drift, w, bias)[:x.shape[0], :n]
+        return ops.matmul(x * (1 + 1e-6 * (-x.shape[0] % 8)), w, n, bias)
     patch.setattr("tune_kernels.decoder.on_torch.linear.matmul", wrong)
 
 
@@ -195,7 +193,7 @@ MUTANTS = [
     Mutant(stale_slot_read, "agreement"),
     Mutant(eos_passed, "agreement", ("reference",)),
     Mutant(stop_string_missed_across_tokens, "agreement", ("reference", "acceptance")),
-    Mutant(padding_leaks, "agreement"),
+    Mutant(other_rows_leak, "agreement"),
     Mutant(ties_to_the_highest, "agreement", ("reference",)),
     Mutant(kv_splits_by_rows, "agreement"),
     Mutant(bonus_token_dropped, "acceptance", ("agreement", "reference")),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tune_kernels.decoder import Decoder
+from tune_kernels.decoder.on_torch import cpu
 from tune_kernels.decoder.on_torch.cache import KVCache
 from tune_kernels.decoder.rows import Appended, Branches
 from tune_kernels.shapes.model import ModelShape
@@ -56,8 +57,10 @@ def test_rows_alone_and_together_with_poisoned_slots(kind: str, recipe: str, loa
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_any_number_of_threads_gives_the_same_bits(recipe: str, load_tiny: Callable[..., Decoder]) -> None:
-    """All rows at once and one by one, with 1 to 8 threads."""
+def test_any_number_of_threads_gives_the_same_bits(recipe: str, load_tiny: Callable[..., Decoder],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1: all rows at once and one by one, with 1 to 8 threads, which share the smallest product."""
+    monkeypatch.setattr(cpu, "SMALL", 0)
     decoder = load_tiny("qwen2", recipe)
     expected, before = run(decoder, decoder.model.new_cache(70), TOKENS), torch.get_num_threads()
     try:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_kernels.decoder.on_torch import ops
+from tune_kernels.decoder.on_torch import cpu, ops
 from tune_kernels.decoder.on_torch.linear import make_linear, quantise_weights, split
 from tune_kernels.schedules.recipe import load_recipe
 
@@ -18,7 +18,7 @@ class Case:
     K: int
 
 
-SIZES = ((16, 64), (49, 576), (200, 33), (7, 130))
+SIZES = ((16, 64), (49, 576), (200, 33), (7, 130), (576, 576))
 CASES = [Case(recipe, n, k) for recipe in ("fp32", "bf16", "fp8-v1") for n, k in SIZES]
 
 
@@ -39,9 +39,10 @@ def wide_range(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_linear_rows_alone_and_together(case: Case, threads: int) -> None:
-    """cases.md, Decoding 1 and 2: row r of 1 to 16 rows has the bits of the same row alone."""
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_linear_rows_alone_and_together(case: Case, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cases.md, Decoding 1 and 2, F1: row r of 1 to 16 rows has the bits of the same row alone."""
+    monkeypatch.setattr(cpu, "SMALL", 0)
     precision = load_recipe(case.recipe).precision
     linear = make_linear(wide_range(case.N, case.K, 1), precision, wide_range(1, case.N, 2)[0])
     x = wide_range(16, case.K).to(linear.dtype)

@@ -1,0 +1,260 @@
+"""The CPU's kernels: matrix products with bits that IEEE 754 alone defines, and what torch would need dozens of calls for.
+
+    out[b, r, n] = (((0 + x[b, r, 0] * w[b, 0, n]) + x[b, r, 1] * w[b, 1, n]) + ...) + x[b, r, K-1] * w[b, K-1, n]
+
+Every product and every sum is rounded to fp32 on its own, k in order from 0 to K-1. So an element's bits follow from its row
+and its column alone: not from the number of rows, the number of threads, the cut of the columns, or the kind of CPU. (The
+payload of a NaN is the CPU's.) A library's product can't promise this: it cuts K by shape, threads and instruction set.
+
+One vector holds 64 neighbouring columns, and each lane adds up its own column, so vector code needs no other order. numba
+compiles without fast-math flags: LLVM then neither reorders sums nor contracts a product and a sum into one rounding.
+
+`exp` and `tree_sum` are gpu.py's, operation by operation, in one pass.
+
+Weights are float32, or bf16 as uint16, widened in the kernel: half the bytes, the same products. Importing this module imports
+numba; compiling takes under a second per kernel and type, once a machine: later processes load it from numba's cache on the disk.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, models, register_model
+from numba.np.arrayobj import make_array
+
+from . import gpu
+
+LANES = 64  # columns of one vector; LLVM splits it into the CPU's registers
+SMALL = 1 << 19  # products below which a second thread costs more than it saves
+
+# exp's constants as fp32, as torch rounds them. x + ROUNDER - ROUNDER is x rounded to a whole number, and the low bits of
+# x + ROUNDER are that number.
+LOWEST, LOG2_E, LN2_HIGH, LN2_LOW = (np.float32(c) for c in (gpu.EXP_LOWEST, gpu.LOG2_E, gpu.LN2_HIGH, gpu.LN2_LOW))
+T7, T6, T5, T4, T3, T2, T1, T0 = (np.float32(c) for c in gpu.EXP_TERMS)
+ROUNDER = np.float32(3 << 22)
+
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+INTS, HALVES = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.IntType(16), LANES)
+
+
+class Lanes(types.Type):
+    """A vector of LANES fp32 values in registers."""
+
+    def __init__(self) -> None:
+        super().__init__(name=f"Lanes{LANES}")
+
+
+@register_model(Lanes)
+class LanesModel(models.PrimitiveModel):
+    """How LLVM holds it."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, FLOATS)
+
+
+lanes = Lanes()
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any, vector: ir.VectorType) -> Any:
+    data = make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), vector.as_pointer())
+
+
+@intrinsic
+def zeros(typing: Any) -> Any:
+    """LANES zeros."""
+    return lanes(), lambda context, builder, signature, args: ir.Constant(FLOATS, None)
+
+
+@intrinsic
+def load(typing: Any, array: Any, at: Any) -> Any:
+    """array[at:at + LANES] as fp32: of float32, or of uint16 that are bf16's bits."""
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind, (array, at) = signature.args[0], args
+        if kind.dtype == types.float32:
+            return builder.load(_pointer(context, builder, kind, array, at, FLOATS), align=4)
+        halves = builder.load(_pointer(context, builder, kind, array, at, HALVES), align=2)
+        return builder.bitcast(builder.shl(builder.zext(halves, INTS), ir.Constant(INTS, [16] * LANES)), FLOATS)
+    assert array.dtype in (types.float32, types.uint16)
+    return lanes(array, types.intp), generate
+
+
+@intrinsic
+def store(typing: Any, array: Any, at: Any, values: Any) -> Any:
+    """array[at:at + LANES] = values."""
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, at, values = args
+        builder.store(values, _pointer(context, builder, signature.args[0], array, at, FLOATS), align=4)
+        return context.get_dummy_value()
+    return types.void(array, types.intp, lanes), generate
+
+
+@intrinsic
+def add_product(typing: Any, acc: Any, x: Any, w: Any) -> Any:
+    """acc + x * w in every lane: two roundings."""
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        nothing = ir.Constant(FLOATS, ir.Undefined)
+        first = builder.insert_element(nothing, args[1], ir.Constant(ir.IntType(32), 0))
+        return builder.fadd(args[0], builder.fmul(builder.shuffle_vector(first, nothing, ir.Constant(INTS, None)), args[2]))
+    return lanes(lanes, types.float32, lanes), generate
+
+
+def _compiled(function: Callable[..., None]) -> Any:
+    """Kept on the disk where numba finds a folder to write to."""
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:
+        return njit(**options)(function)
+
+
+@_compiled
+def multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, rows: int, depth: int, columns: int, batch_step: int,
+             block_step: int, k_step: int, first: int, last: int) -> None:
+    """Units first..last of a product: a unit is all rows of LANES columns of one batch.
+
+    Flat arrays: x [batches, rows, depth] and out [batches, rows, columns] in float32; w in float32 or uint16, element (b, k,
+    n) at b * batch_step + n // LANES * block_step + k * k_step + n % LANES. Four rows at a time share what they load; the
+    last ones are computed more than once where there are fewer.
+    """
+    blocks = columns // LANES
+    for unit in range(first, last):
+        batch, block = unit // blocks, unit % blocks
+        start = batch * batch_step + block * block_step
+        row = 0
+        while row < rows:
+            x0, to = (batch * rows + row) * depth, (batch * rows + row) * columns + block * LANES
+            at, left = start, rows - row - 1
+            if left == 0:
+                acc = zeros()
+                for k in range(depth):
+                    acc = add_product(acc, x[x0 + k], load(w, at))
+                    at += k_step
+                store(out, to, acc)
+            else:
+                r2, r3 = min(2, left), min(3, left)
+                x1, x2, x3 = x0 + depth, x0 + r2 * depth, x0 + r3 * depth
+                acc0, acc1, acc2, acc3 = zeros(), zeros(), zeros(), zeros()
+                for k in range(depth):
+                    column = load(w, at)
+                    acc0 = add_product(acc0, x[x0 + k], column)
+                    acc1 = add_product(acc1, x[x1 + k], column)
+                    acc2 = add_product(acc2, x[x2 + k], column)
+                    acc3 = add_product(acc3, x[x3 + k], column)
+                    at += k_step
+                store(out, to, acc0)
+                store(out, to + columns, acc1)
+                store(out, to + r2 * columns, acc2)
+                store(out, to + r3 * columns, acc3)
+            row += 4 if left else 1
+
+
+@_compiled
+def exp_into(x: np.ndarray, out: np.ndarray) -> None:
+    """out[i] = e^x[i], float32."""
+    for i in range(x.size):
+        inside = x[i] if not x[i] < LOWEST else LOWEST
+        shifted = inside * LOG2_E + ROUNDER
+        n = shifted - ROUNDER
+        r = inside - n * LN2_HIGH - n * LN2_LOW
+        y = ((((((T7 * r + T6) * r + T5) * r + T4) * r + T3) * r + T2) * r + T1) * r + T0
+        power = np.int32(np.float32(shifted).view(np.int32) + 127 << 23).view(np.float32)
+        out[i] = y * power if not x[i] < LOWEST else np.float32(0)
+
+
+@_compiled
+def tree_sum_into(x: np.ndarray, out: np.ndarray) -> None:
+    """out[r] = the sum of x[r], by halving, zeros filling it up to a power of two: float32 or float64."""
+    n = x.shape[1]
+    half = 1
+    while 2 * half < n:
+        half *= 2
+    part = np.empty(half, x.dtype)
+    for r in range(x.shape[0]):
+        size = half
+        for i in range(size):
+            part[i] = x[r, i] + (x[r, i + size] if i + size < n else 0)
+        while size > 1:
+            size //= 2
+            for i in range(size):
+                part[i] += part[i + size]
+        out[r] = part[0]
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The helpers of one process: a fork doesn't inherit threads, so a child makes its own. Their tasks never wait."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="products")
+
+
+def _flat(tensor: torch.Tensor) -> np.ndarray:
+    assert tensor.is_contiguous(), "operands of a product must be contiguous"
+    assert tensor.dtype in (torch.float32, torch.bfloat16), tensor.dtype
+    flat = tensor.view(-1)
+    return (flat.view(torch.uint16) if tensor.dtype == torch.bfloat16 else flat).numpy()
+
+
+def _product(x: torch.Tensor, w: torch.Tensor, columns: int, batch_step: int, block_step: int, k_step: int) -> torch.Tensor:
+    """x [batches, rows, K] in fp32; [batches, rows, columns]. The units are shared out among torch.get_num_threads() threads:
+    a unit is one thread's, so the number decides nothing but the time."""
+    batches, rows, depth = x.shape
+    assert x.dtype == torch.float32 and columns % LANES == 0
+    out = torch.empty(batches, rows, columns)
+    run: Any = functools.partial(multiply, _flat(x), _flat(w), _flat(out), rows, depth, columns, batch_step, block_step, k_step)
+    units = batches * columns // LANES
+    threads = 1 if out.numel() * depth < SMALL else min(torch.get_num_threads(), units)
+    ends = [units * part // threads for part in range(threads + 1)]
+    others = [_pool(os.getpid()).submit(run, *part) for part in pairwise(ends[1:])]
+    run(0, ends[1])
+    for other in others:
+        other.result()
+    return out
+
+
+def pack(w: torch.Tensor) -> torch.Tensor:
+    """w [N, K] in fp32 or bf16 as `linear` reads it, [N / LANES rounded up, K, LANES]: zeros fill the last block. Once, at
+    load."""
+    padded = F.pad(w, (0, 0, 0, -w.shape[0] % LANES))
+    return padded.view(-1, LANES, w.shape[1]).transpose(1, 2).contiguous()
+
+
+def linear(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """x @ w.T: x [rows, K] in fp32, packed as `pack` made it; [rows, N rounded up to LANES] in fp32."""
+    blocks, depth, _ = packed.shape
+    assert x.shape[1] == depth, (x.shape, packed.shape)
+    return _product(x[None], packed, blocks * LANES, 0, depth * LANES, LANES)[0]
+
+
+def batched(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x @ w per batch: x [batches, rows, K] in fp32, w [batches, K, n] in fp32 or bf16; [batches, rows, n] in fp32."""
+    n = w.shape[2]
+    assert w.shape[:2] == (x.shape[0], x.shape[2]), (x.shape, w.shape)
+    if n % LANES:
+        w = F.pad(w, (0, -n % LANES))
+    columns = w.shape[2]
+    return _product(x, w, columns, w.shape[1] * columns, LANES, columns)[..., :n].contiguous()
+
+
+def exp(x: torch.Tensor) -> torch.Tensor:
+    """gpu.exp of x [...] in fp32."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    exp_into(_flat(x), _flat(out))
+    return out
+
+
+def tree_sum(x: torch.Tensor) -> torch.Tensor:
+    """gpu.tree_sum of x [..., n] in fp32 or fp64; [..., 1]."""
+    if x.shape[-1] == 1:
+        return x
+    out = x.new_empty(*x.shape[:-1], 1)
+    tree_sum_into(x.reshape(-1, x.shape[-1]).contiguous().numpy(), out.view(-1).numpy())
+    return out
