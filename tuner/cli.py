@@ -27,7 +27,7 @@ DECODER_COMMANDS = "tune_kernels.decoder.cli"
 class _Commands(click.Group):
     """The commands of this file, and the decoder's, which are imported when they are asked for."""
 
-    names = ("generate", "verify", "bench", "roofline")
+    names = ("generate", "verify", "bench", "roofline", "train-drafter")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *self.names])
@@ -35,7 +35,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.names:
             return super().get_command(ctx, cmd_name)
-        found: click.Command = getattr(importlib.import_module(DECODER_COMMANDS), cmd_name)
+        found: click.Command = getattr(importlib.import_module(DECODER_COMMANDS), cmd_name.replace("-", "_"))
         return with_classes(found) if cmd_name == "verify" else found
 
 

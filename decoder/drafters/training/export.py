@@ -1,0 +1,60 @@
+"""A trained drafter in the published layout: config.json and model.safetensors, in bf16 or int8 rows."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....shapes.model import ModelShape
+from ...checkpoint.loader import read_safetensors
+from ...checkpoint.weights import Tensors
+from ..int8 import dequantise_rows, quantise_rows
+from .network import DrafterNetwork
+from .vocabulary import vocabulary_maps
+
+STORAGE = ("bf16", "int8")
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def drafter_shape(target: ModelShape, draft_vocab: int) -> ModelShape:
+    """The drafter of a target: one layer of the target's sizes."""
+    return replace(target, name=f"{target.name}-eagle3", architecture="eagle3", num_layers=1, qkv_bias=False,
+                   tie_embeddings=False, target_hidden_size=target.hidden_size, draft_vocab_size=draft_vocab)
+
+
+def write_drafter(folder: Path, network: DrafterNetwork, layers: tuple[int, ...], storage: str) -> None:
+    """Writes both files. layers: target layers that give the features; the configuration names those that read them."""
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().float().contiguous() for name, tensor in network.state_dict().items()}
+    stored = quantise_rows(tensors) if storage == "int8" else tensors
+    kept = {name: tensor if tensor.dtype == torch.int8 or name.endswith("_scale") else tensor.to(torch.bfloat16)
+            for name, tensor in stored.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config_of(network.shape, layers, storage), indent=2) + "\n", encoding="utf-8")
+    save_file(kept | vocabulary_maps(network.ids.cpu(), network.shape.vocab_size), folder / WEIGHTS)
+
+
+def config_of(shape: ModelShape, layers: tuple[int, ...], storage: str) -> dict[str, Any]:
+    """The published keys."""
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1, "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "hidden_act": "silu",
+        "rms_norm_eps": shape.rms_norm_eps, "max_position_embeddings": shape.max_position, "vocab_size": shape.vocab_size,
+        "draft_vocab_size": shape.draft_vocab_size, "rope_theta": shape.rope_theta,
+        **({"rope_scaling": shape.rope_scaling} if shape.rope_scaling else {}), "tie_word_embeddings": False,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [i + 1 for i in layers], "use_aux_hidden_state": True},
+        "torch_dtype": "bfloat16", "weights_stored_as": storage}
+
+
+def stored_network(folder: Path, network: DrafterNetwork) -> DrafterNetwork:
+    """A network like `network` with the weights that stand in the folder."""
+    tensors: Tensors = dequantise_rows(read_safetensors(folder), str(folder))
+    ids = torch.arange(len(tensors["d2t"])) + tensors.pop("d2t")
+    del tensors["t2d"]
+    found = DrafterNetwork(network.shape, ids)
+    found.load_state_dict(tensors)
+    return found.to(network.ids.device)

@@ -1,0 +1,83 @@
+"""tau on held-out answers without an engine: the rounds that greedy SD would run on each answer, counted as `stats` does.
+
+A round begins with n tokens and drafts from entry n - 2 on. It accepts as many drafted tokens as equal the answer's next
+ones, emits them and one more, and the next round begins after those. tau = emitted / rounds, over all answers of a kind.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .answers import Answer
+from .batches import Batch, collate
+from .network import DrafterNetwork
+from .target import Target
+
+ROWS = 24  # answers judged at once
+
+
+@dataclass(frozen=True)
+class Tau:
+    """emitted and rounds of all requests; accepted_at[j]: rounds whose first j + 1 drafted tokens were right."""
+
+    draft_length: int
+    emitted: int
+    rounds: int
+    accepted_at: tuple[int, ...]
+
+    @property
+    def tokens_per_round(self) -> float:
+        """1 where there was no round."""
+        return self.emitted / self.rounds if self.rounds else 1.0
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """By drafted position, 0..1: the share of rounds that accepted it."""
+        return tuple(count / max(self.rounds, 1) for count in self.accepted_at)
+
+
+@torch.no_grad()
+def measure_tau(network: DrafterNetwork, target: Target, answers: Sequence[Answer], draft_length: int) -> dict[str, Tau]:
+    """By kind, and over all under `all`. answers: the target's greedy ones."""
+    counted: dict[str, list[tuple[int, list[int]]]] = {}
+    for first in range(0, len(answers), ROWS):
+        group = answers[first:first + ROWS]
+        right = right_drafts(network, target, collate(group, target.device), draft_length).tolist()
+        for answer, row in zip(group, right):
+            counted.setdefault(answer.kind, []).append(rounds_of(answer, row, draft_length))
+    found = {kind: _pooled(requests, draft_length) for kind, requests in counted.items()}
+    return {"all": _pooled([r for requests in counted.values() for r in requests], draft_length), **found}
+
+
+def right_drafts(network: DrafterNetwork, target: Target, batch: Batch, draft_length: int) -> torch.Tensor:
+    """[B, T]: of a draft that begins at each row, the drafted tokens that are right before the first wrong one."""
+    length = batch.ids.shape[1]
+    rows = torch.arange(length, device=target.device)
+    chain = torch.ones_like(batch.ids, dtype=torch.bool)
+    right = torch.zeros_like(batch.ids)
+    observed = target.observe(batch.ids)
+    with target.autocast():
+        for step, feature in enumerate(network.unroll(observed.features, observed.embedded, draft_length)):
+            drafted = network.ids[network.logits(feature).argmax(-1)]
+            inside = rows[None] + 2 < batch.lengths[:, None]
+            correct = (drafted == batch.ids.roll(-2, 1)) & inside
+            chain = chain & correct.roll(-step, 1) & (rows + step < length)[None]
+            right += chain
+    return right
+
+
+def rounds_of(answer: Answer, right: Sequence[int], draft_length: int) -> tuple[int, list[int]]:
+    """(tokens emitted by rounds, accepted tokens of each round) of one request. The prompt's pass emits the first token."""
+    end, known, accepted = len(answer.ids), answer.start + 1, list[int]()
+    while known < end:
+        room = min(draft_length, end - known - 1)
+        accepted.append(min(right[known - 2], room))
+        known += accepted[-1] + 1
+    return end - answer.start - 1, accepted
+
+
+def _pooled(requests: Sequence[tuple[int, list[int]]], draft_length: int) -> Tau:
+    rounds = [count for _, accepted in requests for count in accepted]
+    return Tau(draft_length, sum(emitted for emitted, _ in requests), len(rounds),
+               tuple(sum(count > place for count in rounds) for place in range(draft_length)))
