@@ -1,8 +1,8 @@
 """Compiled artefacts that a later launch uses without compiling, on another machine, path or Python version.
 
 Triton's own cache doesn't travel: its files hold absolute paths, its key the compiler library's hash and the kernel's line
-number. Ours is content: the kernel's source without comments, argument types, constants, attributes, options, target,
-Triton and ptxas versions. `install` makes `kernel[grid](...)` ask a bundle before the compiler.
+number. Ours is content: the kernel's source without comments, argument types, constants, attributes, options, target, and the
+toolchain's `identity`. `install` makes `kernel[grid](...)` ask a bundle before the compiler.
 
 A bundle is a folder; each artefact is a folder KEY of `artefacts/` in it: `NAME.cubin`, `NAME.json` (Triton's metadata),
 `kernel.ptx.gz` and `sha256.json`. It is written under another name and renamed, so it is there whole or not at all.
@@ -21,11 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..schedules.promoted import Toolchain
-from ..schedules.recipe import Numerics
 from ..shapes.errors import UserError
-from ..shapes.target import Target
 from .operation import Launch
+from .toolchain import backend_of, file_digest, identity
 
 
 class BundleError(UserError):
@@ -77,36 +75,16 @@ def kernel_digest(kernel: Any) -> str:
     return hashlib.sha256(json.dumps(jitted_sources(kernel), sort_keys=True).encode()).hexdigest()[:16]
 
 
-@cache
-def _file_digest(path: str) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-@cache
-def toolchain_versions(capability: int) -> tuple[str, str]:
-    """Triton's version and what ptxas says of its own, for a target."""
-    import triton
-    from triton.backends.nvidia.compiler import get_ptxas_version
-
-    return triton.__version__, get_ptxas_version(capability)
-
-
-def toolchain(target: Target, numerics: Numerics) -> Toolchain:
-    """What would make an artefact here, as promoted schedules are keyed. Raises IndexError for a ptxas that isn't one."""
-    triton_version, said = toolchain_versions(target.capability)
-    return Toolchain(triton_version, said.split("release ")[1].split(",")[0], numerics.flags(target.arch))
-
-
 def _digest(kernel: Any, signature: Mapping[str, str], constants: Mapping[Any, Any], attributes: Mapping[Any, Any],
             compiler_options: Mapping[str, Any], capability: int) -> str:
     chosen = dict(compiler_options)
-    chosen["extern_libs"] = [(name, _file_digest(path)) for name, path in chosen["extern_libs"]]
+    chosen["extern_libs"] = [(name, file_digest(path)) for name, path in chosen["extern_libs"]]
     parts = {
         "source": kernel_digest(kernel), "signature": list(signature.items()),
         "constants": sorted((str(k), str(v)) for k, v in constants.items()),
         "attributes": sorted((str(k), str(v)) for k, v in attributes.items() if v),
         "options": {k: str(v) for k, v in sorted(chosen.items())}, "target": capability,
-        "toolchain": toolchain_versions(capability),
+        "toolchain": identity(capability),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -122,15 +100,6 @@ def source_of(launch: Launch) -> Any:
 def compiler_options(launch: Launch, capability: int) -> Any:
     """The full options that Triton makes of a launch's."""
     return backend_of(capability).parse_options({**launch.options, "debug": False, "instrumentation_mode": ""})
-
-
-@cache
-def backend_of(capability: int) -> Any:
-    """Triton's NVIDIA backend for a target."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import make_backend
-
-    return make_backend(GPUTarget("cuda", capability, 32))
 
 
 def artefact_key(launch: Launch, capability: int) -> str:
@@ -220,6 +189,7 @@ def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool
     Raises (at launch):
         BundleError: no such artefact, unless compile_missing; or a damaged one.
     """
+    import triton
     from triton.compiler import CompiledKernel
 
     kernel.device_caches[device]  # creates the binder, which sets kernel.compile; only then can it be replaced
@@ -233,14 +203,9 @@ def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool
             if compile_missing:
                 return compile_anew(src, target=target, options=options, **rest)
             raise BundleError(f"no artefact {key} for {src.name} with {dict(src.constants)}",
-                              expected=f"one in {bundle / 'artefacts'}, made with Triton {toolchain_versions(target.arch)[0]}",
-                              action="make the bundle with this Triton: make tune TRITON=VERSION")
+                              expected=f"one in {bundle / 'artefacts'}, made with Triton {triton.__version__}",
+                              action="make the bundle with this Triton and assembler: make tune TRITON=VERSION")
         group = {name: str(place / name) for name in read(place) if name.endswith((".json", ".cubin"))}
         return CompiledKernel(src, group, key)
 
     kernel.compile = compile_or_load
-
-
-def default_options(capability: int) -> Any:
-    """Triton's own options for a target, before a schedule changes any."""
-    return backend_of(capability).parse_options({"enable_fp_fusion": False})

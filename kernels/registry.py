@@ -9,7 +9,7 @@ from ..schedules.schedule import LinearSchedule, Schedule, schedule_from_dict
 from ..schedules.store import Key
 from ..shapes.model import KernelShape, LinearShape
 from ..shapes.target import Target
-from . import attention, bundle, linear, lm_head, merge
+from . import attention, bundle, linear, lm_head, merge, toolchain
 from .fixed import FIXED
 from .linear import PRELOADED
 from .operation import Operation
@@ -59,7 +59,7 @@ def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape 
 
 def store_key(kernel: str, shape: KernelShape, target: Target, recipe: Recipe) -> Key:
     """What this kernel's promoted schedule is looked up by, and promoted under, with the toolchain that is here."""
-    return Key(target.name, recipe.name, kernel, shape, bundle.toolchain(target, recipe.numerics),
+    return Key(target.name, recipe.name, kernel, shape, toolchain.installed(target, recipe.numerics),
                bundle.kernel_digest(operation(kernel).kernel))
 
 

@@ -1,100 +1,186 @@
-"""The toolchain: Triton, and the assembler and disassembler in its wheel. Asked once, before a sweep starts."""
+"""The toolchain that is installed: Triton, the assembler and disassembler of its wheel, and the switches that change its code.
 
+A result belongs to the toolchain that made it. Its key therefore holds `identity`: Triton's version, a digest of the assembler
+that runs, and every switch that is set. Which switches there are is Triton's own list, not one of ours: the environment
+variables that its native code names for its own cache, and the knobs of `triton.knobs`. `check` refuses them all, because
+promoted schedules are looked up by Triton, ptxas and the recipe's flags alone.
+"""
+
+import hashlib
 import os
+import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..schedules.promoted import Toolchain
 from ..schedules.recipe import Numerics
 from ..shapes.errors import UserError
 from ..shapes.target import Target
 
 SUPPORTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
-# They change what is compiled, and no key holds them.
-REFUSED_VARIABLES = ("DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "LLVM_PASS_PLUGIN_PATH", "TRITON_DEFAULT_BACKEND",
-                     "TRITON_ENABLE_ASAN", "TRITON_INTERPRET", "TRITON_KERNEL_OVERRIDE", "TRITON_OVERRIDE_ARCH")
+INSTALL = "pip install 'triton>=3.6,<3.10'"
+REINSTALL = "reinstall Triton: pip install --force-reinstall triton"
+# Groups of triton.knobs that don't reach the code of an NVIDIA kernel.
+OTHER_KNOBS = ("build", "redis", "cache", "autotuning", "amd", "proton")
+# Switches of use to somebody that leave the code as it is: a test compiles under each of them.
+SILENT = ("MLIR_DISABLE_MULTITHREADING", "MLIR_ENABLE_DIAGNOSTICS", "TRITON_ALWAYS_COMPILE", "TRITON_DUMP_PTXAS_LOG",
+          "TRITON_FRONT_END_DEBUGGING", "TRITON_STORE_BINARY_ONLY")
+# Of other compilers than NVIDIA's, in the native list.
+OTHER_BACKENDS = ("AMDGCN_", "TRITON_HIP_", "TRITON_DUMP_MIR")
+# Paths: the key holds the content of the assembler and of libdevice; the others read code or launch it.
+PATHS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH", "TRITON_CUOBJDUMP_PATH",
+         "TRITON_NVDISASM_PATH", "TRITON_LIBCUDA_PATH")
+# The compiler that is used sets it itself.
+SET_HERE = ("TRITON_DISABLE_LINE_INFO",)
+OFF = ("", "0", "false", "off", "n", "no")
 ELF_ARCH_OFFSET = 0x31  # the byte of e_flags that holds the architecture in the ELF of CUDA 12.8 and later
 
 
 class ToolchainError(UserError):
-    """A compiler that is missing, too old for a target, or has other numerics than the recipe pins."""
+    """A compiler that is missing, too old for a target, changed by a switch, or has other numerics than the recipe pins."""
 
     exit_code = 1
 
 
-@dataclass(frozen=True)
-class Toolchain:
-    """triton: version; ptxas: target → release; nvdisasm: release; flags: what reaches the output bits."""
-
-    triton: str
-    ptxas: dict[str, str]
-    nvdisasm: str
-    flags: dict[str, Any]
-
-
-def _release(tool: str) -> str:
-    """`13.1` from the tool's --version. Raises ToolchainError where it doesn't run."""
-    try:
-        text = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
-        return text.split("release ")[1].split(",")[0]
-    except (OSError, subprocess.CalledProcessError, IndexError) as e:
-        raise ToolchainError(f"{tool} doesn't run: {e}", expected="the tools of Triton's wheel",
-                             action="reinstall Triton: pip install --force-reinstall triton") from None
-
-
-def _knob_path(name: str) -> str:
+def switches() -> dict[str, str]:
+    """The switches that are set and may change code: environment variable → value."""
     from triton import knobs
+    from triton._C.libtriton import get_cache_invalidating_env_vars
 
-    try:
-        return str(getattr(knobs.nvidia, name).path)
-    except RuntimeError as e:
-        raise ToolchainError(f"{name} not found: {e}", expected="the tools of Triton's wheel",
-                             action="reinstall Triton: pip install --force-reinstall triton") from None
+    found = {name: value for name, value in get_cache_invalidating_env_vars().items() if value.lower() not in OFF}
+    groups = [group for name, group in vars(knobs).items() if isinstance(group, knobs.base_knobs) and name not in OTHER_KNOBS]
+    for knob in (knob for group in groups for knob in group.knob_descriptors.values()):
+        found.pop(knob.key, None)
+        if (value := os.environ.get(knob.key)) and knob.get() != getattr(knob, "default", None):
+            found[knob.key] = value
+    if knobs.runtime.add_stages_inspection_hook is not None:
+        found["knobs.runtime.add_stages_inspection_hook"] = "set"
+    allowed = {*SILENT, *PATHS, *SET_HERE}
+    return {name: value for name, value in found.items()
+            if name not in allowed and not name.startswith(OTHER_BACKENDS)}
 
 
-def ptxas_path(target: Target) -> str:
-    """The assembler that Triton uses for a target."""
+@cache
+def backend_of(capability: int) -> Any:
+    """Triton's NVIDIA backend for a target."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    return make_backend(GPUTarget("cuda", capability, 32))
+
+
+def default_options(capability: int) -> Any:
+    """Triton's own options for a target, before a schedule changes any."""
+    return backend_of(capability).parse_options({"enable_fp_fusion": False})
+
+
+def identity(capability: int) -> dict[str, Any]:
+    """All of the toolchain that an artefact's bytes depend on, for its key. Raises ToolchainError."""
+    import triton
+
+    return {"triton": triton.__version__, "assembler": assembler_digest(ptxas_path(capability)), "switches": switches()}
+
+
+def file_digest(path: str) -> str:
+    """SHA-256 of a file, read again where its size or time changed."""
+    state = os.stat(path)
+    return _digest_of(path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _digest_of(path: str, modified_ns: int, size: int) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def assembler_digest(path: str) -> str:
+    """SHA-256 of an assembler; of a script also that of each program it names by an absolute path, which is what will run."""
+    with open(path, "rb") as f:
+        script = f.read(2) == b"#!"
+    if not script:
+        return file_digest(path)
+    named = re.findall(r"/[^\s\"'`;|&()<>$]+", Path(path).read_text(errors="replace"))
+    programs = sorted({p for p in named if os.path.isfile(p) and os.access(p, os.X_OK)})
+    return hashlib.sha256("\n".join(map(file_digest, [path, *programs])).encode()).hexdigest()
+
+
+def ptxas_path(capability: int) -> str:
+    """The assembler that Triton uses for a target. Raises ToolchainError."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     try:
-        return str(get_ptxas(target.capability).path)
+        return str(get_ptxas(capability).path)
     except RuntimeError as e:
-        raise ToolchainError(f"no assembler for {target.arch}: {e}", expected="ptxas in Triton's wheel",
-                             action="reinstall Triton: pip install --force-reinstall triton") from None
+        raise ToolchainError(f"no assembler for sm_{capability}: {e}", expected="ptxas in Triton's wheel",
+                             action=REINSTALL) from None
 
 
-def read_toolchain(targets: list[Target], numerics: Numerics) -> Toolchain:
-    """What compiles here, after checking that it can compile for every target and with the recipe's numerics.
+def nvdisasm_path() -> str:
+    """The disassembler that Triton's wheel brings. Raises ToolchainError."""
+    from triton import knobs
+
+    try:
+        return str(knobs.nvidia.nvdisasm.path)
+    except RuntimeError as e:
+        raise ToolchainError(f"nvdisasm not found: {e}", expected="the tools of Triton's wheel", action=REINSTALL) from None
+
+
+def release(tool: str) -> str:
+    """`13.1` from the tool's --version. Raises ToolchainError where it doesn't run."""
+    try:
+        return _release_of(tool, file_digest(tool))
+    except (OSError, subprocess.CalledProcessError, IndexError) as e:
+        raise ToolchainError(f"{tool} doesn't run: {e}", expected="the tools of Triton's wheel", action=REINSTALL) from None
+
+
+@cache
+def _release_of(tool: str, digest: str) -> str:
+    text = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+    return text.split("release ")[1].split(",")[0]
+
+
+def installed(target: Target, numerics: Numerics) -> Toolchain:
+    """What makes an artefact for a target here, as promoted schedules are keyed. Raises ToolchainError."""
+    import triton
+
+    return Toolchain(triton.__version__, release(ptxas_path(target.capability)), numerics.flags(target.arch))
+
+
+def check(targets: Sequence[Target], numerics: Numerics) -> str:
+    """Triton's version, after checking that it can compile for every target, unchanged, with the recipe's numerics.
 
     Raises:
-        ToolchainError: Triton missing or of an untested version, an assembler too old for a target, other numerics.
+        ToolchainError: Triton missing or of an untested version, a switch that changes code, an assembler too old for a target,
+            other numerics.
     """
     try:
         import triton
     except ImportError as e:
-        raise ToolchainError(f"Triton can't be imported: {e}", expected="Triton 3.6 to 3.9",
-                             action="pip install 'triton>=3.6,<3.10'") from None
-    if ".".join(triton.__version__.split(".")[:2]) not in SUPPORTED_TRITON:
-        raise ToolchainError(f"Triton {triton.__version__}", expected="Triton 3.6 to 3.9",
-                             action="pip install 'triton>=3.6,<3.10'")
-    if refused := [name for name in REFUSED_VARIABLES if os.environ.get(name)]:
-        raise ToolchainError(f"{', '.join(refused)} set in the environment", expected="the compiler as it comes",
-                             action=f"unset {' '.join(refused)}")
+        raise ToolchainError(f"Triton can't be imported: {e}", expected="Triton 3.6 to 3.9", action=INSTALL) from None
+    version: str = triton.__version__
+    if ".".join(version.split(".")[:2]) not in SUPPORTED_TRITON:
+        raise ToolchainError(f"Triton {version}", expected="Triton 3.6 to 3.9", action=INSTALL)
+    check_switches()
     for target in targets:
         check_assembler(target)
         check_numerics(target, numerics)
-    flags = {"enable_fp_fusion": numerics.enable_fp_fusion, "promote_every": numerics.promote_every,
-             "max_num_imprecise_acc": {t.arch: numerics.max_num_imprecise_acc.get(t.arch) for t in targets}}
-    return Toolchain(triton.__version__, {t.arch: _release(ptxas_path(t)) for t in targets},
-                     _release(_knob_path("nvdisasm")), flags)
+    return version
+
+
+def check_switches() -> None:
+    """Raises ToolchainError where a switch is set that changes code."""
+    if found := sorted(switches()):
+        raise ToolchainError(f"{', '.join(found)} set in the environment",
+                             expected="the compiler as it comes", action=f"unset {' '.join(found)}")
 
 
 def check_assembler(target: Target) -> None:
     """Assemble an empty kernel. Raises ToolchainError where the assembler doesn't know the target."""
-    ptxas = ptxas_path(target)
+    ptxas = ptxas_path(target.capability)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "empty.ptx"
         version = "8.8" if target.capability >= 103 else "8.6" if target.capability >= 100 else "8.0"
@@ -102,11 +188,11 @@ def check_assembler(target: Target) -> None:
         try:
             done = subprocess.run([ptxas, f"--gpu-name={target.arch}a", str(source), "-o", str(source) + ".o"],
                                   capture_output=True, text=True)
-            failed, said = done.returncode != 0, done.stderr.strip()[:300]
+            failed, message = done.returncode != 0, done.stderr.strip()[:300]
         except OSError as e:
-            failed, said = True, str(e)
+            failed, message = True, str(e)
     if failed:
-        raise ToolchainError(f"{ptxas} can't assemble for {target.arch}: {said}",
+        raise ToolchainError(f"{ptxas} can't assemble for {target.arch}: {message}",
                              expected=f"an assembler that knows {target.arch}a",
                              action="install Triton 3.6 or newer, or unset TRITON_PTXAS_PATH and "
                                     "TRITON_PTXAS_BLACKWELL_PATH; or leave this target out with --target")
@@ -114,19 +200,12 @@ def check_assembler(target: Target) -> None:
 
 def check_numerics(target: Target, numerics: Numerics) -> None:
     """Raises ToolchainError where Triton accumulates FP8 products otherwise than the recipe pins, if it pins anything."""
-    from .bundle import default_options
-
     found = default_options(target.capability).max_num_imprecise_acc_default
     pinned = numerics.max_num_imprecise_acc.get(target.arch)
     if pinned is not None and found != pinned:
         raise ToolchainError(f"this Triton's max_num_imprecise_acc on {target.arch} is {found}",
                              expected=f"{pinned}, which the recipe pins",
                              action="use a tested Triton, or make a new recipe version for this one")
-
-
-@cache
-def nvdisasm_path() -> str:
-    return _knob_path("nvdisasm")
 
 
 def disassemble(cubin: bytes) -> str:

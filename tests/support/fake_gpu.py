@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tune_kernels.kernels import bundle, registry
+from tune_kernels.kernels import bundle, registry, toolchain
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule, Schedule, schedule_id, schedule_to_dict
 from tune_kernels.shapes.model import load_model_shape, shape_to_dict
@@ -37,7 +37,7 @@ def write_bundle(folder: Path, schedules: Mapping[str, Sequence[Schedule]], sku:
                  model: str = "qwen2.5-7b", **changes: Any) -> Path:
     """report.json of a bundle in which all of these were accepted; no artefacts."""
     target, shapes = load_sku(sku), load_model_shape(model).kernel_shapes(RECIPE.linear_dtype, RECIPE.terms)
-    here = bundle.toolchain(target, RECIPE.numerics)
+    here = toolchain.installed(target, RECIPE.numerics)
     variants = [
         {"id": schedule_id(s), "kernel": kernel, "kernel_digest": bundle.kernel_digest(registry.operation(kernel).kernel),
          "target": target.arch, "shape": shape_to_dict(shapes[kernel]), "schedule": schedule_to_dict(s), "verdict": "accepted",

@@ -277,7 +277,7 @@ def only_user_errors(read: Any, path: Path) -> None:
 @given(CUTS)
 def test_broken_space_files(tmp_path: Path, cuts: list[tuple[int, int, str]]) -> None:
     path = tmp_path / "space.toml"
-    path.write_text(damage((ROOT / "tuner/spaces/default.toml").read_text()[:1500], cuts))
+    path.write_text(damage((ROOT / "tuner/offline/spaces/default.toml").read_text()[:1500], cuts))
     only_user_errors(lambda p: load_space(str(p)), path)
 
 

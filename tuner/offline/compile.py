@@ -27,7 +27,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from ...kernels import bundle
+from ...kernels import bundle, toolchain
 from ...kernels.operation import Instructions, Launch
 from ...schedules.recipe import Numerics
 from ...schedules.schedule import Schedule
@@ -174,7 +174,7 @@ class _Compilation:
         from triton._C.libtriton import ir
 
         capability = self.target.capability
-        backend = bundle.backend_of(capability)
+        backend = toolchain.backend_of(capability)
         self.options = bundle.compiler_options(self.launch, capability)
         source = bundle.source_of(self.launch)
         context = ir.context()
@@ -202,7 +202,7 @@ class _Compilation:
         """Of all that the later stages depend on."""
         text = re.sub(r"^#loc.*$|loc\(.*?\)\)?$", "", self.ttgir, flags=re.MULTILINE)
         chosen = {k: str(v) for k, v in self.options.__dict__.items() if k not in DONE_BY_TTGIR}
-        parts = [SCHEMA, self.launch.kernel.__name__, text, chosen, bundle.toolchain_versions(self.target.capability),
+        parts = [SCHEMA, self.launch.kernel.__name__, text, chosen, toolchain.identity(self.target.capability),
                  dataclasses.astuple(self.wanted), self.to_the_end, str(self.metadata.get("tensordesc_meta"))]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-from ...kernels.toolchain import check_assembler, check_numerics, nvdisasm_path, ptxas_path, read_toolchain
+from ...kernels import toolchain
 from ...schedules.recipe import load_recipe
 from ...shapes.errors import UserError
 from ...shapes.target import ARCHES, load_arch
@@ -30,16 +30,16 @@ def examine(recipe: str = "fp8-v1") -> list[Finding]:
     findings = [Finding("python", True, platform.python_version())]
     targets = [load_arch(a) for a in ARCHES]
     try:
-        chain = read_toolchain([], numerics)
-        findings.append(Finding("triton", True, chain.triton))
-        findings.append(Finding("nvdisasm", True, f"{chain.nvdisasm} ({nvdisasm_path()})"))
+        findings.append(Finding("triton", True, toolchain.check([], numerics)))
+        tool = toolchain.nvdisasm_path()
+        findings.append(Finding("nvdisasm", True, f"{toolchain.release(tool)} ({tool})"))
     except UserError as e:
         return [*findings, Finding("triton", False, str(e))]
     for target in targets:
         try:
-            check_assembler(target)
-            check_numerics(target, numerics)
-            findings.append(Finding(f"offline for {target.arch}", True, ptxas_path(target)))
+            toolchain.check_assembler(target)
+            toolchain.check_numerics(target, numerics)
+            findings.append(Finding(f"offline for {target.arch}", True, toolchain.ptxas_path(target.capability)))
         except UserError as e:
             findings.append(Finding(f"offline for {target.arch}", False, str(e)))
     findings.append(Finding("workers", True, f"{default_jobs()} of {os.cpu_count()} cores"))

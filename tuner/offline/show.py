@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels import bundle, registry
-from ...kernels.toolchain import disassemble
+from ...kernels.toolchain import check_switches, disassemble
 from ...schedules.recipe import load_recipe
 from ...schedules.schedule import schedule_from_dict
 from ...shapes.model import shape_from_dict
@@ -57,6 +57,7 @@ def _code_of(report: Report, variant: dict[str, Any], out: Path) -> Code:
     shape = shape_from_dict(variant["shape"], variant["id"], ReportError)
     if problem := registry.operation(kernel).contract(shape, schedule):
         raise ReportError(f"{variant['id']} can't be compiled: {problem}", expected="a schedule that fits the shape")
+    check_switches()
     with tempfile.TemporaryDirectory() as folder:
         numerics = load_recipe(report.get("recipe", "fp8-v1")).numerics
         task = compilation.make_task(kernel, variant["target"], shape, schedule, numerics, Path(folder))

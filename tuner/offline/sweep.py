@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...kernels import registry
+from ...kernels import registry, toolchain
 from ...kernels.bundle import kernel_digest
-from ...kernels.toolchain import read_toolchain
 from ...schedules import store
 from ...schedules.errors import ScheduleError
 from ...schedules.recipe import Recipe, load_recipe, recipe_names
 from ...schedules.schedule import schedule_to_dict
 from ...shapes.fields import nearest
 from ...shapes.model import load_model_shape, shape_to_dict
-from ...shapes.target import ARCHES, load_arch
+from ...shapes.target import ARCHES, Target, load_arch
 from .. import pool
 from ..errors import SpaceError
 from . import compile as compilation
@@ -87,7 +86,7 @@ def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress:
                             action="choose one of " + ", ".join(n for n in recipe_names() if load_recipe(n).defaults))
     space = load_space(request.space)
     shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
-    toolchain = read_toolchain(targets, recipe.numerics)
+    toolchain.check(targets, recipe.numerics)
     found = candidates(space, shapes, kernels, targets)
     if request.space in shipped_names():
         found = with_those_in_place(found, recipe, shapes, kernels, targets, store.search_path(request.schedules))
@@ -105,13 +104,22 @@ def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress:
     variants = [_variant(p, records, request.max_spill_bytes) for p in plan]
     counts = _counts(plan, variants, cached)
     report: Report = {
-        "schema": SCHEMA, "toolchain": dataclasses.asdict(toolchain), "model": shape.name,
+        "schema": SCHEMA, "toolchain": _toolchain(targets, recipe), "model": shape.name,
         "targets": [t.arch for t in targets], "space": space.name, "recipe": recipe.name,
         "max_spill_bytes": request.max_spill_bytes, "counts": counts, "audit": _audit(plan, variants, records),
         "variants": variants, "seconds": round(time.perf_counter() - started, 2),
     }
     _write(out, report)
     return report
+
+
+def _toolchain(targets: Sequence[Target], recipe: Recipe) -> dict[str, Any]:
+    """As the report has it: by target what differs between targets."""
+    made = {t.arch: toolchain.installed(t, recipe.numerics) for t in targets}
+    flags = {"enable_fp_fusion": recipe.numerics.enable_fp_fusion, "promote_every": recipe.numerics.promote_every,
+             "max_num_imprecise_acc": {t.arch: recipe.numerics.max_num_imprecise_acc.get(t.arch) for t in targets}}
+    return {"triton": made[targets[0].arch].triton, "ptxas": {arch: m.ptxas for arch, m in made.items()},
+            "nvdisasm": toolchain.release(toolchain.nvdisasm_path()), "flags": flags}
 
 
 def _kernels(asked: Sequence[str], known: list[str], model: str) -> list[str]:

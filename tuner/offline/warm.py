@@ -1,5 +1,6 @@
 """What a worker needs imported before it is forked: the compiler, but never torch. Imported by the fork server alone."""
 
+import atexit
 import gc
 
 from triton._C import libtriton
@@ -12,5 +13,7 @@ from . import compile as compilation
 # usual threshold of 700 their collection took 4% of its time.
 gc.freeze()
 gc.set_threshold(50_000, 20, 20)
+# At its own end the fork server frees what it froze: Triton 3.9's bindings otherwise report it as leaked, on stderr (F37).
+atexit.register(gc.unfreeze)
 
 __all__ = ["compilation", "libtriton", "nvidia", "registry"]

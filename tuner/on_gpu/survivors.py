@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...kernels import bundle, registry
+from ...kernels import bundle, registry, toolchain
 from ...schedules import store
 from ...schedules.errors import NotPromoted
 from ...schedules.promoted import Toolchain
@@ -41,7 +41,7 @@ def find_survivors(folder: Path, model: str, kernels: Sequence[str], target: Tar
     if report["model"] != model:
         raise SpaceError(f"{folder} is of {report['model']}", expected=f"a bundle of {model}",
                          action=f"tune-kernels --offline --model {model} --target {target.arch} --out {folder}")
-    here = bundle.toolchain(target, recipe.numerics)
+    here = toolchain.installed(target, recipe.numerics)
     differs = difference(report, here, target)
     if differs:
         request = Request(model=model, targets=(target.arch,), kernels=tuple(kernels), space=report["space"], recipe=recipe.name,

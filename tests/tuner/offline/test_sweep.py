@@ -171,10 +171,9 @@ def test_a_cubin_that_is_not_the_records_is_replaced(swept: Path, space: str, tm
 def test_a_killed_assembler_is_no_verdict(tmp_path: Path, space: str) -> None:
     """It dies once, for want of memory say; the next run must try again."""
     from tune_kernels.kernels.toolchain import ptxas_path
-    from tune_kernels.shapes.target import load_arch
 
     wrapper, died = tmp_path / "ptxas", tmp_path / "died"
-    real = ptxas_path(load_arch("sm_90"))
+    real = ptxas_path(90)
     wrapper.write_text(f'#!/bin/sh\ncase " $* " in *" -v "*) [ -e {died} ] || {{ touch {died}; kill -KILL $$; }};; esac\n'
                        f'exec {real} "$@"\n')
     wrapper.chmod(0o755)

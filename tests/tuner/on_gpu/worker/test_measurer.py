@@ -77,7 +77,7 @@ from tune_kernels.tuner.on_gpu.worker.calls import count_calls
 from tune_kernels.kernels.toolchain import ptxas_path
 from tune_kernels.shapes.target import load_sku
 calls = count_calls()
-ptxas = ptxas_path(load_sku("nvidia-h200"))
+ptxas = ptxas_path(90)
 subprocess.run([ptxas, "--version"], capture_output=True)
 before = calls.as_dict()
 subprocess.run([ptxas, "nothing.ptx"], capture_output=True)
