@@ -3,12 +3,12 @@
     accepted = length of the longest prefix with draft_i = winner_i;  emitted = winners_0 .. winners_accepted
     (greedy speculative decoding: Leviathan, Kalman, Matias 2023), cut after the first end-of-sequence id
 
-One program. `state` holds what a round needs and leaves (indices below); `row_tokens` [ROWS] are the rows that were verified:
-the pending token and the draft. Afterwards row 0 is the new pending token and the cursor has moved; a request that is finished
-moves no more. Every round leaves a record the host reads when it likes: [emitted, accepted, finished, tokens...].
+One program. The state of a round (kernels/layout.py) is int32: `row_tokens` [ROWS] are the rows that were verified, the pending
+token and the draft. Afterwards row 0 is the new pending token and the cursor has moved; a finished request moves no more. Every
+round leaves a record, which the host reads later: [emitted, accepted, finished, tokens...].
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import triton
 import triton.language as tl
@@ -17,21 +17,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
 from ..shapes.model import AcceptShape, DraftTokenShape
-from .attention import ROWS
-from .norm import no_instructions
-from .operation import Launch, Operation, common_contract, options, require_aligned
+from .layout import ENDS, FINISHED, HEADER, LEFT, LENGTH, PAIR, RECORD, ROUND, ROWS, STARTS, STATE, STRIDE, TIP
+from .operation import AtLeast, Constant, Launch, Operand, Operation, no_tensor_core, options, require, warps_contract
 
 if TYPE_CHECKING:
     import torch
-
-# Places in `state`, int32. LENGTH: tokens in the cache. TIP: accepted drafts of the round. LEFT: tokens that may still be
-# emitted. ROUND: rounds so far. FINISHED: 0 or 1.
-LENGTH, TIP, LEFT, ROUND, FINISHED, STATE = 0, 4, 8, 9, 10, 16
-STRIDE = 4  # int32 values from one of `starts` to the next: each must lie on 16 bytes, as a kernel's length does
-STARTS = 32  # LENGTH before the round, then LENGTH - 1, LENGTH, LENGTH + 1, ...: where passes of a drafter begin
-ENDS = 32  # end-of-sequence ids a request may have
-RECORD = 32  # int32 values of one round's record
-HEADER = 3  # of which: emitted, accepted, finished
 
 
 @triton.jit(do_not_specialize=["ring", "draft_length"])
@@ -102,9 +92,9 @@ def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, st
 def accept_launch(shape: AcceptShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """The artefact: the same for every draft length."""
     pointers = ("winner_ptr", "row_token_ptr", "pair_ptr", "state_ptr", "start_ptr", "end_ptr", "record_ptr")
-    constants: dict[str, Any] = {"ROWS": shape.rows, "STARTS": STARTS, "STRIDE": STRIDE, "ENDS": ENDS, "RECORD": RECORD,
-                                 "HEADER": HEADER, "LENGTH": LENGTH, "TIP": TIP, "LEFT": LEFT, "ROUND": ROUND,
-                                 "FINISHED": FINISHED, "PDL": schedule.pdl}
+    constants: dict[str, Constant] = {
+        "ROWS": shape.rows, "STARTS": STARTS, "STRIDE": STRIDE, "ENDS": ENDS, "RECORD": RECORD, "HEADER": HEADER,
+        "LENGTH": LENGTH, "TIP": TIP, "LEFT": LEFT, "ROUND": ROUND, "FINISHED": FINISHED, "PDL": schedule.pdl}
     return Launch(accept_kernel, {**dict.fromkeys(pointers, "*i32"), "ring": "i32", "draft_length": "i32"}, constants,
                   options(schedule, numerics))
 
@@ -113,38 +103,65 @@ def draft_token_launch(shape: DraftTokenShape, schedule: FixedSchedule, numerics
     """The artefact: the same for every place in a draft."""
     pointers = ("token_ptr", "row_token_ptr", "reference_ptr", "accepted_ptr", "state_ptr")
     types = {**dict.fromkeys(pointers, "*i32"), **dict.fromkeys(("rounds", "size", "step"), "i32")}
-    constants: dict[str, Any] = {"LENGTH": LENGTH, "ROUND": ROUND, "PDL": schedule.pdl}
+    constants: dict[str, Constant] = {"LENGTH": LENGTH, "ROUND": ROUND, "PDL": schedule.pdl}
     constants |= {} if shape.scripted else {"reference_ptr": None, "accepted_ptr": None}
     return Launch(draft_token_kernel, types, constants, options(schedule, numerics))
 
 
-def one_program_contract(shape: AcceptShape | DraftTokenShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
-    return common_contract(schedule)
+ACCEPT = Operation(accept_kernel, FixedSchedule, warps_contract, accept_launch, no_tensor_core)
+DRAFT_TOKEN = Operation(draft_token_kernel, FixedSchedule, warps_contract, draft_token_launch, no_tensor_core)
 
 
-ACCEPT = Operation(accept_kernel, FixedSchedule, one_program_contract, accept_launch, no_instructions)
-DRAFT_TOKEN = Operation(draft_token_kernel, FixedSchedule, one_program_contract, draft_token_launch, no_instructions)
+class Round(Protocol):
+    """The state of a round, int32 on the device: row_tokens [ROWS], pair [PAIR], state [STATE], starts [STARTS * STRIDE], ends
+    [ENDS] padded with -2."""
+
+    row_tokens: "torch.Tensor"
+    pair: "torch.Tensor"
+    state: "torch.Tensor"
+    starts: "torch.Tensor"
+    ends: "torch.Tensor"
 
 
-def accept(winners: "torch.Tensor", row_tokens: "torch.Tensor", pair: "torch.Tensor", state: "torch.Tensor",
-           starts: "torch.Tensor", ends: "torch.Tensor", records: "torch.Tensor", *, draft_length: int,
-           schedule: FixedSchedule, numerics: Numerics) -> None:
-    """winners, row_tokens [ROWS], pair [2], state [STATE], starts [STARTS * STRIDE], ends [ENDS] padded with -2, records
-    [ring, RECORD], all int32."""
-    given = {"winner_ptr": winners, "row_token_ptr": row_tokens, "pair_ptr": pair, "state_ptr": state, "start_ptr": starts,
-             "end_ptr": ends, "record_ptr": records}
-    require_aligned(**given)
-    accept_launch(AcceptShape(ROWS), schedule, numerics)((1,), ring=records.shape[0], draft_length=draft_length, **given)
+def accept(winners: "torch.Tensor", now: Round, records: "torch.Tensor", *, draft_length: int, schedule: FixedSchedule,
+           numerics: Numerics) -> None:
+    """The verdict on a draft, into `now` and records.
+
+    Args:
+        winners: [>= draft_length + 1] int32. records: [ring, RECORD] int32.
+        draft_length: drafted tokens, 0 to ROWS - 1.
+
+    Raises:
+        ContractError: tensors that don't go together.
+    """
+    require(0 <= draft_length < ROWS, f"{draft_length} drafted tokens", f"0 to {ROWS - 1}")
+    launch = accept_launch(AcceptShape(ROWS), schedule, numerics)
+    launch((1,), ring=len(records), draft_length=draft_length, **launch.arguments({
+        "winner_ptr": Operand(winners, (AtLeast(draft_length + 1),)),
+        "row_token_ptr": Operand(now.row_tokens, (ROWS,)),
+        "pair_ptr": Operand(now.pair, (PAIR,)),
+        "state_ptr": Operand(now.state, (STATE,)),
+        "start_ptr": Operand(now.starts, (STARTS * STRIDE,)),
+        "end_ptr": Operand(now.ends, (ENDS,)),
+        "record_ptr": Operand(records, (AtLeast(1), RECORD)),
+    }))
 
 
-def draft_token(token: "torch.Tensor", row_tokens: "torch.Tensor", state: "torch.Tensor", *, step: int,
-                schedule: FixedSchedule, numerics: Numerics, reference: "torch.Tensor | None" = None,
-                accepted: "torch.Tensor | None" = None) -> None:
-    """token [1] int32 into row_tokens [ROWS], place 1 + step; reference [size] and accepted [rounds] int32, or neither."""
-    scripted = reference is not None and accepted is not None
-    given = {"reference_ptr": reference, "accepted_ptr": accepted} if scripted else {}
-    require_aligned(token=token, row_tokens=row_tokens, state=state, **given)
-    draft_token_launch(DraftTokenShape(scripted), schedule, numerics)(
-        (1,), token_ptr=token, row_token_ptr=row_tokens, state_ptr=state, step=step,
-        rounds=0 if accepted is None else len(accepted), size=0 if reference is None else len(reference), **given)
+def draft_token(token: "torch.Tensor", now: Round, *, step: int, schedule: FixedSchedule, numerics: Numerics,
+                reference: "torch.Tensor | None" = None, accepted: "torch.Tensor | None" = None) -> None:
+    """token [1] int32 into place 1 + step of row_tokens. reference [size] and accepted [rounds] int32: a script that stands for
+    the drafter, or neither.
+
+    Raises:
+        ContractError: tensors that don't go together.
+    """
+    require(0 <= step < ROWS - 1, f"place {step} of a draft", f"0 to {ROWS - 2}")
+    launch = draft_token_launch(DraftTokenShape(reference is not None), schedule, numerics)
+    launch((1,), step=step, rounds=0 if accepted is None else len(accepted), size=0 if reference is None else len(reference),
+           **launch.arguments({
+               "token_ptr": Operand(token, (AtLeast(1),)),
+               "row_token_ptr": Operand(now.row_tokens, (ROWS,)),
+               "state_ptr": Operand(now.state, (STATE,)),
+               "reference_ptr": Operand(reference, (AtLeast(1),)),
+               "accepted_ptr": Operand(accepted, (AtLeast(1),)),
+           }))

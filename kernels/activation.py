@@ -1,15 +1,15 @@
-"""SwiGLU and activation quantisation of the decode step, a segment of a row a program.
+"""SwiGLU and activation quantisation of the decode step; each program takes one segment of one row.
 
     act = silu(gate) * up, rounded to bf16 after silu and after the product, as Hugging Face does
     two e4m3 terms of x / scale,  scale = 2^(floor(log2 amax(x)) - 7) over the whole row, as in kernels/norm.py
 
-gate_up [rows, 2 N] bf16, gates and ups in turns of 8, as `interleave` leaves the weights. The decode step's gate_up has this
-as its epilogue; `swiglu` is for prompts. A row's largest magnitude needs the whole row, and a row is too long for one program to
-be quick: `swiglu` writes the largest of each SEGMENT beside act, `quantise` reads them all. A maximum has no order of its own,
-so neither the segments nor their programs' order reach the bits.
+gate_up [rows, 2 N] bf16 holds gates and ups in turns of 8, as `interleave` leaves the weights. The decode step's gate_up has
+SwiGLU as its epilogue; the kernel `swiglu` is for prompts. The scale needs the largest magnitude of the whole row, and a row is
+too long for one program to be quick: `swiglu` writes the largest of each SEGMENT beside act, `quantise` reads them all. A maximum
+has no order of its own, so neither the segments nor the order of their programs reach the bits.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -18,9 +18,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
 from ..shapes.model import QuantiseShape, RowShape
+from .layout import Activation
 from .linear import swiglu_act
-from .norm import no_instructions, row_contract, row_scale, store_terms, terms
-from .operation import Launch, Operation, common_contract, options, require_aligned
+from .norm import row_contract, row_scale, store_terms
+from .operation import (
+    AtLeast,
+    Constant,
+    Launch,
+    Operand,
+    Operation,
+    common_contract,
+    no_tensor_core,
+    options,
+    require_contract,
+    require_rows,
+    warps_contract,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -72,13 +85,13 @@ def quantise_kernel(x_ptr, amax_ptr, hi_ptr, lo_ptr, scale_ptr, N: tl.constexpr,
 
 
 def segments(N: int) -> int:
-    """Programs that a row of N values takes."""
+    """Programs for a row of N values."""
     return triton.cdiv(N, SEGMENT)
 
 
 def swiglu_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """The artefact of one length of rows: the same for every row count."""
-    constants: dict[str, Any] = {"N": shape.N, "BLOCK": SEGMENT, "SEGMENTS": segments(shape.N), "PDL": schedule.pdl}
+    constants: dict[str, Constant] = {"N": shape.N, "BLOCK": SEGMENT, "SEGMENTS": segments(shape.N), "PDL": schedule.pdl}
     types = {"gate_up_ptr": "*bf16", "act_ptr": "*bf16", "amax_ptr": "*fp32"}
     return Launch(swiglu_kernel, types, constants, options(schedule, numerics))
 
@@ -86,16 +99,11 @@ def swiglu_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics) 
 def quantise_launch(shape: QuantiseShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """The artefact of one length of rows and number of maxima; without maxima one program takes a whole row."""
     block = SEGMENT if shape.parts else triton.next_power_of_2(shape.N)
-    constants: dict[str, Any] = {"N": shape.N, "BLOCK": block, "PARTS": shape.parts,
-                                 "POWER": triton.next_power_of_2(max(shape.parts, 1)),
-                                 "PDL": schedule.pdl} | ({} if shape.parts else {"amax_ptr": None})
+    constants: dict[str, Constant] = {
+        "N": shape.N, "BLOCK": block, "PARTS": shape.parts, "POWER": triton.next_power_of_2(max(shape.parts, 1)),
+        "PDL": schedule.pdl} | ({} if shape.parts else {"amax_ptr": None})
     types = {"x_ptr": "*bf16", "amax_ptr": "*fp32", "hi_ptr": "*fp8e4nv", "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     return Launch(quantise_kernel, types, constants, options(schedule, numerics))
-
-
-def swiglu_contract(shape: RowShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
-    return common_contract(schedule)
 
 
 def quantise_contract(shape: QuantiseShape, schedule: FixedSchedule) -> str | None:
@@ -103,28 +111,43 @@ def quantise_contract(shape: QuantiseShape, schedule: FixedSchedule) -> str | No
     return common_contract(schedule) if shape.parts else row_contract(shape.N, schedule)
 
 
-SWIGLU = Operation(swiglu_kernel, FixedSchedule, swiglu_contract, swiglu_launch, no_instructions)
-QUANTISE = Operation(quantise_kernel, FixedSchedule, quantise_contract, quantise_launch, no_instructions)
+SWIGLU = Operation(swiglu_kernel, FixedSchedule, warps_contract, swiglu_launch, no_tensor_core)
+QUANTISE = Operation(quantise_kernel, FixedSchedule, quantise_contract, quantise_launch, no_tensor_core)
 
 
 def swiglu(gate_up: "torch.Tensor", act: "torch.Tensor", amax: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
            numerics: Numerics) -> None:
-    """gate_up [>= rows, 2 N], act [>= rows, N], contiguous bf16; amax [>= rows, segments(N)] fp32."""
+    """gate_up [>= rows, 2 N], act [>= rows, N], contiguous bf16; amax [>= rows, segments(N)] fp32.
+
+    Raises:
+        ContractError: tensors that don't go together.
+    """
     N = act.shape[1]
-    require_aligned(gate_up=gate_up, act=act, amax=amax)
-    swiglu_launch(RowShape(N), schedule, numerics)((rows, segments(N)), gate_up_ptr=gate_up, act_ptr=act, amax_ptr=amax)
+    require_rows(rows)
+    require_contract(SWIGLU, RowShape(N), schedule)
+    launch, room = swiglu_launch(RowShape(N), schedule, numerics), AtLeast(rows)
+    launch((rows, segments(N)), **launch.arguments({
+        "gate_up_ptr": Operand(gate_up, (room, 2 * N)), "act_ptr": Operand(act, (room, N)),
+        "amax_ptr": Operand(amax, (room, segments(N)))}))
 
 
-def quantise(x: "torch.Tensor", out: "torch.Tensor", scale: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
-             numerics: Numerics, amax: "torch.Tensor | None" = None) -> None:
-    """x [>= rows, N] bf16 to out [2, >= rows, N] e4m3 and scale [>= rows] fp32; amax [>= rows, parts],
-    as `swiglu` or `merge` wrote it, or None."""
+def quantise(x: "torch.Tensor", out: Activation, *, rows: int, schedule: FixedSchedule, numerics: Numerics,
+             amax: "torch.Tensor | None" = None) -> None:
+    """x [>= rows, N] bf16 as two e4m3 terms, out.values [2, >= rows, N] with out.scale [>= rows]. amax [>= rows, parts] fp32: the
+    largest magnitudes of the parts of a row, as `swiglu` or `merge` wrote them, or None.
+
+    Raises:
+        ContractError: tensors that don't go together.
+    """
     N = x.shape[1]
-    hi, lo = terms(out)
-    require_aligned(x=x, hi=hi, lo=lo, scale=scale, amax=amax)
-    launch = quantise_launch(QuantiseShape(N, 0 if amax is None else amax.shape[1]), schedule, numerics)
-    launch((rows, 1 if amax is None else segments(N)), x_ptr=x, hi_ptr=hi, lo_ptr=lo, scale_ptr=scale,
-           **({} if amax is None else {"amax_ptr": amax}))
+    shape = QuantiseShape(N, 0 if amax is None else amax.shape[1])
+    require_rows(rows)
+    require_contract(QUANTISE, shape, schedule)
+    launch, room = quantise_launch(shape, schedule, numerics), AtLeast(rows)
+    hi, lo = out.values.unbind() if len(out.values) == 2 else (out.values[0], None)
+    launch((rows, 1 if amax is None else segments(N)), **launch.arguments({
+        "x_ptr": Operand(x, (room, N)), "amax_ptr": Operand(amax, (room, shape.parts)), "hi_ptr": Operand(hi, (room, N)),
+        "lo_ptr": Operand(lo, (room, N)), "scale_ptr": Operand(out.scale, (room,))}))
 
 
 def swiglu_reference(gate_up: "torch.Tensor") -> "torch.Tensor":

@@ -7,23 +7,23 @@
     q [rows, num_heads, head_dim] bf16; k_cache, v_cache [slots, num_kv_heads, head_dim] bf16 with strides of their own;
     length [1] int32 on the device: tokens in the cache before the first query row. The keys of the rows themselves are
     already in the cache, at slots length .. length + rows - 1.
-    Partials: acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32.
+    Partials: acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32; m counts powers of two.
 
-One chunk holds all the keys of a row at a position under `chunk`; where an output o is given, such a row's attention is
-finished here, in the bytes that the merge would give, and the merge leaves it alone.
+A row at a position under `chunk` has all its keys in one chunk. Its attention is finished here, in the bytes that the merge would
+give, and the merge leaves it alone.
 
-Where a launch covers more than FOLD chunks, as many programs as the GPU has room for walk over them, the next chunk's keys on the
-way while one is computed; a chunk comes to the same bytes either way.
+A launch over more than FOLD chunks is persistent: as many programs as the GPU has room for take one chunk after another, and the
+next chunk's keys are loaded while one is computed. A chunk gives the same bytes either way.
 
 All query heads of one KV head, for all rows, share one tile of TILE rows, so that a key is read once and the tensor core's
 fast path is reached (64 rows or more). A row's place in the tile depends on the row alone.
 
-Row invariance: a row walks the key steps that hold at least one key it may see, in order; a step past its end leaves it bit
+Row invariance: a row takes the key steps that hold at least one key it may see, in order; a step past its end leaves it bit
 for bit alone. Slots past the cursor may hold anything, NaN included: the loads are masked, not only the scores.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -31,10 +31,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import AttentionSchedule, FixedSchedule
-from ..shapes.model import AttentionShape, KernelShape, WalkShape
+from ..shapes.model import AttentionShape, KernelShape, PersistentAttentionShape
+from .layout import FOLD, ROWS
 from .operation import (
+    AtLeast,
+    Constant,
     Instructions,
     Launch,
+    Operand,
     Operation,
     common_contract,
     first_problem,
@@ -42,21 +46,17 @@ from .operation import (
     options,
     power_of_two,
     require,
-    require_aligned,
     require_contract,
-    require_strides,
     tensor_core,
 )
 
 if TYPE_CHECKING:
     import torch
 
-ROWS = 16  # rows that the layout of the partials has room for: the row tile of the recipes
-FOLD = 32  # chunks that make a group where there are more of them: see kernels/merge.py
-WALK_STAGES = 2  # chunks whose keys and values are in shared memory at once, where programs walk
-WALK_TILE = 64  # rows of the largest tile that walks
-WALK_SCHEDULE = FixedSchedule(num_warps=4, pdl=True)
-WALKERS = 4  # programs an SM, where they walk: twice what its shared memory has room for, so that none is idle at the end
+PERSISTENT_STAGES = 2  # chunks whose keys and values are in shared memory at once, in a persistent launch
+PERSISTENT_TILE = 64  # rows of the largest tile of a persistent launch
+PERSISTENT_SCHEDULE = FixedSchedule(num_warps=4, pdl=True)
+PROGRAMS_PER_SM = 4  # of a persistent launch: twice what shared memory has room for, so that no SM is idle at the end
 
 TYPES = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32",
          **dict.fromkeys(("acc_ptr", "m_ptr", "l_ptr"), "*fp32"), "scale": "fp32", "rows": "i32",
@@ -216,7 +216,7 @@ def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> st
     if schedule.chunk % schedule.BLOCK_N:
         return f"chunk {schedule.chunk} is no multiple of BLOCK_N {schedule.BLOCK_N}"
     if schedule.TILE < shape.group:
-        return f"TILE {schedule.TILE} holds not one row of a group of {shape.group} heads"
+        return f"TILE {schedule.TILE} has no room for one row of a group of {shape.group} heads"
     if schedule.num_stages > 8:
         return f"num_stages {schedule.num_stages} is more than 8"
     return None
@@ -228,12 +228,13 @@ def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numeric
     return Launch(attention_kernel, TYPES, constants, options(schedule, numerics))
 
 
-def _heads(shape: AttentionShape | WalkShape) -> dict[str, Any]:
+def _heads(shape: AttentionShape | PersistentAttentionShape) -> dict[str, Constant]:
     return {"NUM_KV_HEADS": shape.num_kv_heads, "GROUP": shape.num_heads // shape.num_kv_heads, "HEAD_DIM": shape.head_dim,
             "ROWS": ROWS}
 
 
 def attention_instructions(shape: KernelShape, arch: str) -> Instructions:
+    """Both products are bf16."""
     return tensor_core("bf16", arch)
 
 
@@ -243,48 +244,57 @@ def attention_shared_bytes(shape: AttentionShape, schedule: AttentionSchedule) -
 
 
 OPERATION = Operation(attention_kernel, AttentionSchedule, attention_contract, attention_launch, attention_instructions,
-                      attention_shared_bytes, ahead=("length_ptr", "k_ptr", "v_ptr"))  # of the cache, what earlier passes left
+                      attention_shared_bytes, early_reads=("length_ptr", "k_ptr", "v_ptr"))  # keys of earlier passes
 
 
-def walk_contract(shape: WalkShape, schedule: FixedSchedule) -> str | None:
+def persistent_contract(shape: PersistentAttentionShape, schedule: FixedSchedule) -> str | None:
     """Why a shape and a schedule can't go together, or None."""
-    if shape.TILE > WALK_TILE:
-        return f"TILE {shape.TILE} is more than {WALK_TILE}, the rows that four warps have registers for"
+    if shape.TILE > PERSISTENT_TILE:
+        return f"TILE {shape.TILE} is more than {PERSISTENT_TILE}, the rows that four warps have registers for"
     heads = AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    return attention_contract(heads, AttentionSchedule(shape.chunk, shape.TILE, shape.chunk, WALK_STAGES, schedule.num_warps))
+    return attention_contract(heads, AttentionSchedule(shape.chunk, shape.TILE, shape.chunk, PERSISTENT_STAGES,
+                                                       schedule.num_warps))
 
 
-def walk_launch(shape: WalkShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
+def persistent_launch(shape: PersistentAttentionShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """The artefact of one shape, as attention_launch."""
-    constants = _heads(shape) | {"CHUNK": shape.chunk, "TILE": shape.TILE, "STAGES": WALK_STAGES, "PDL": schedule.pdl}
+    constants = _heads(shape) | {"CHUNK": shape.chunk, "TILE": shape.TILE, "STAGES": PERSISTENT_STAGES, "PDL": schedule.pdl}
     return Launch(walk_kernel, TYPES, constants, options(schedule, numerics))
 
 
-WALK = Operation(walk_kernel, FixedSchedule, walk_contract, walk_launch, attention_instructions)
+PERSISTENT = Operation(walk_kernel, FixedSchedule, persistent_contract, persistent_launch, attention_instructions)
 
 
-def walk_shape(shape: AttentionShape, schedule: AttentionSchedule) -> WalkShape | None:
-    """What walks in place of attention under this schedule where chunks are many; None where nothing does."""
-    if schedule.chunk != schedule.BLOCK_N or schedule.TILE > WALK_TILE:
+def persistent_shape(shape: AttentionShape, schedule: AttentionSchedule) -> PersistentAttentionShape | None:
+    """The persistent launch in the place of attention under this schedule where chunks are many; None where there is none."""
+    if schedule.chunk != schedule.BLOCK_N or schedule.TILE > PERSISTENT_TILE:
         return None
-    return WalkShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, schedule.chunk, schedule.TILE)
+    return PersistentAttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, schedule.chunk, schedule.TILE)
 
 
 def max_rows(shape: AttentionShape, schedule: AttentionSchedule) -> int:
-    """Query rows that one launch takes."""
+    """Query rows of one launch at most."""
     return min(ROWS, schedule.TILE // shape.group)
 
 
 @dataclass(frozen=True)
 class Partials:
-    """What `attention` leaves for `merge`. acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32;
-    o [>= rows, num_heads, head_dim] bf16, where rows of one chunk are finished. groups: room for one of each FOLD partials."""
+    """Output of `attention` and input of `merge`. acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads],
+    fp32; o [>= rows, num_heads, head_dim] bf16, where rows of one chunk are finished. groups: room for one of each FOLD
+    partials."""
 
     acc: "torch.Tensor"
     m: "torch.Tensor"
     l: "torch.Tensor"
     o: "torch.Tensor"
     groups: "tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None" = None
+
+    def operands(self, chunks: int, rows: int) -> dict[str, Operand]:
+        """As both kernels address them."""
+        num_heads, head_dim = self.acc.shape[2:]
+        room = (AtLeast(chunks), ROWS, num_heads)
+        return {"acc_ptr": Operand(self.acc, (*room, head_dim)), "m_ptr": Operand(self.m, room), "l_ptr": Operand(self.l, room),
+                "o_ptr": Operand(self.o, (AtLeast(rows), num_heads, head_dim))}
 
 
 def new_partials(shape: AttentionShape, chunks: int, rows: int, device: "torch.device | str") -> Partials:
@@ -304,6 +314,17 @@ def new_groups(acc: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, torch.
     return groups, acc.new_empty(groups.shape[:3]), acc.new_empty(groups.shape[:3])
 
 
+def cache_operands(k_cache: "torch.Tensor", v_cache: "torch.Tensor", num_heads: int, head_dim: int) -> dict[str, Operand]:
+    """Keys and values [slots, num_kv_heads, head_dim], each with strides of its own. Raises ContractError for heads that don't
+    divide."""
+    slots, num_kv_heads = k_cache.shape[:2]
+    require(num_kv_heads > 0 and num_heads % num_kv_heads == 0, f"{num_heads} heads and {num_kv_heads} KV heads",
+            "KV heads that divide the heads")
+    sizes = (slots, num_kv_heads, head_dim)
+    return {"k_ptr": Operand(k_cache, sizes, ("stride_kt", "stride_kh")),
+            "v_ptr": Operand(v_cache, sizes, ("stride_vt", "stride_vh"))}
+
+
 def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor", *,
               schedule: AttentionSchedule, numerics: Numerics, chunks: int, out: Partials | None = None) -> Partials:
     """Attention of each row, as partials or, where one chunk holds all its keys, finished; layouts in the module's docstring.
@@ -318,37 +339,28 @@ def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor
     Raises:
         ContractError: tensors, shape and schedule can't go together.
     """
-    import torch
-
     rows, num_heads, head_dim = q.shape
     shape = AttentionShape(num_heads, k_cache.shape[1], head_dim)
-    require(q.dtype == k_cache.dtype == v_cache.dtype == torch.bfloat16,
-            f"q {q.dtype}, k {k_cache.dtype}, v {v_cache.dtype}", "all bfloat16")
-    require(k_cache.shape == v_cache.shape and k_cache.shape[2] == head_dim and num_heads % shape.num_kv_heads == 0,
-            f"q {list(q.shape)}, k {list(k_cache.shape)}, v {list(v_cache.shape)}",
-            "caches [slots, num_kv_heads, head_dim] whose heads divide q's")
-    require(q.stride(2) == k_cache.stride(2) == v_cache.stride(2) == 1, "head_dim is not contiguous", "stride 1")
-    require(length.dtype == torch.int32 and length.numel() == 1, f"length {length.dtype} {list(length.shape)}",
-            "one int32")
+    cache = cache_operands(k_cache, v_cache, num_heads, head_dim)
     require_contract(OPERATION, shape, schedule)
     require(1 <= rows <= max_rows(shape, schedule), f"{rows} rows",
             f"1 to {max_rows(shape, schedule)} with TILE {schedule.TILE} and a group of {shape.group}")
-    strides = {"stride_qm": q.stride(0), "stride_qh": q.stride(1), "stride_kt": k_cache.stride(0),
-               "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0), "stride_vh": v_cache.stride(1)}
-    require_strides(**strides)
     if out is None:
         out = new_partials(shape, chunks, rows, q.device)
-    require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, acc=out.acc, m=out.m, l=out.l, o=out.o)
-    walks = walk_shape(shape, schedule) if chunks > FOLD else None
-    launch = attention_launch(shape, schedule, numerics) if walks is None else walk_launch(walks, WALK_SCHEDULE, numerics)
-    launch((shape.num_kv_heads, chunks if walks is None else walkers(shape, chunks, q)), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache,
-           length_ptr=length, acc_ptr=out.acc, m_ptr=out.m, l_ptr=out.l, o_ptr=out.o, scale=head_dim**-0.5, rows=rows, **strides)
+    persistent = persistent_shape(shape, schedule) if chunks > FOLD else None
+    launch = (attention_launch(shape, schedule, numerics) if persistent is None
+              else persistent_launch(persistent, PERSISTENT_SCHEDULE, numerics))
+    arguments = launch.arguments({
+        "q_ptr": Operand(q, (rows, num_heads, head_dim), ("stride_qm", "stride_qh")), **cache,
+        "length_ptr": Operand(length, (1,)), **out.operands(chunks, rows)})
+    programs = chunks if persistent is None else persistent_programs(shape, chunks, q)
+    launch((shape.num_kv_heads, programs), scale=head_dim**-0.5, rows=rows, **arguments)
     return out
 
 
-def walkers(shape: AttentionShape, chunks: int, q: "torch.Tensor") -> int:
-    """Programs a KV head that fill the GPU. Their number doesn't reach the bits: each chunk is a partial of its own."""
-    return min(chunks, triton.cdiv(WALKERS * num_sms(q), shape.num_kv_heads))
+def persistent_programs(shape: AttentionShape, chunks: int, q: "torch.Tensor") -> int:
+    """Programs per KV head that fill the GPU. Their number doesn't reach the bits: each chunk is a partial of its own."""
+    return min(chunks, triton.cdiv(PROGRAMS_PER_SM * num_sms(q), shape.num_kv_heads))
 
 
 def attention_reference(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor",

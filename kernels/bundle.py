@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ..shapes.errors import UserError
-from .operation import Launch
+from .operation import Constant, Jitted, Launch
 from .toolchain import backend_of, file_digest, identity
+
+TritonValue = Any  # Triton's ASTSource, options and backend objects, which have no types
 
 
 class BundleError(UserError):
@@ -33,7 +35,7 @@ class BundleError(UserError):
 
 
 def normalised_source(source: str) -> str:
-    """Python source as its tokens, without comments, docstring and layout: what a formatter can't change."""
+    """Python source as its tokens, without comments, docstring and layout, which a formatter may change."""
     skip = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
     layout = {tokenize.NEWLINE: "\n", tokenize.INDENT: "{", tokenize.DEDENT: "}"}
     words: list[str] = []
@@ -48,12 +50,12 @@ def normalised_source(source: str) -> str:
     return " ".join(words)
 
 
-def jitted_sources(kernel: Any) -> dict[str, str]:
+def jitted_sources(kernel: Jitted) -> dict[str, str]:
     """The normalised source of a jitted function, of every one of this project that it calls, and its global constants."""
     from triton.runtime.jit import JITCallable
 
     found: dict[str, str] = {}
-    waiting = [kernel]
+    waiting: list[Jitted] = [kernel]
     while waiting:
         function = waiting.pop()
         if function.__name__ in found:
@@ -70,26 +72,26 @@ def jitted_sources(kernel: Any) -> dict[str, str]:
 
 
 @cache
-def kernel_digest(kernel: Any) -> str:
+def kernel_digest(kernel: Jitted) -> str:
     """A digest of the jitted functions involved: 16 hexadecimal digits. Comments and docstrings don't count."""
     return hashlib.sha256(json.dumps(jitted_sources(kernel), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _digest(kernel: Any, signature: Mapping[str, str], constants: Mapping[Any, Any], attributes: Mapping[Any, Any],
-            compiler_options: Mapping[str, Any], capability: int) -> str:
-    chosen = dict(compiler_options)
-    chosen["extern_libs"] = [(name, file_digest(path)) for name, path in chosen["extern_libs"]]
+def _digest(source: TritonValue, chosen: TritonValue, capability: int) -> str:
+    """source: an ASTSource. chosen: full options."""
+    options = dict(chosen.__dict__)
+    options["extern_libs"] = [(name, file_digest(path)) for name, path in options["extern_libs"]]
     parts = {
-        "source": kernel_digest(kernel), "signature": list(signature.items()),
-        "constants": sorted((str(k), str(v)) for k, v in constants.items()),
-        "attributes": sorted((str(k), str(v)) for k, v in attributes.items() if v),
-        "options": {k: str(v) for k, v in sorted(chosen.items())}, "target": capability,
+        "source": kernel_digest(source.fn), "signature": list(source.signature.items()),
+        "constants": sorted((str(k), str(v)) for k, v in source.constants.items()),
+        "attributes": sorted((str(k), str(v)) for k, v in source.attrs.items() if v),
+        "options": {k: str(v) for k, v in sorted(options.items())}, "target": capability,
         "toolchain": identity(capability),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def source_of(launch: Launch) -> Any:
+def source_of(launch: Launch) -> TritonValue:
     """Triton's ASTSource of a launch."""
     from triton.compiler import ASTSource
 
@@ -97,27 +99,25 @@ def source_of(launch: Launch) -> Any:
     return ASTSource(launch.kernel, launch.signature(), constants, launch.attributes())
 
 
-def compiler_options(launch: Launch, capability: int) -> Any:
+def compiler_options(launch: Launch, capability: int) -> TritonValue:
     """The full options that Triton makes of a launch's."""
     return backend_of(capability).parse_options({**launch.options, "debug": False, "instrumentation_mode": ""})
 
 
 def artefact_key(launch: Launch, capability: int) -> str:
     """The key under which a launch's artefact is stored: 32 hexadecimal digits."""
-    source = source_of(launch)
-    return _digest(source.fn, source.signature, source.constants, source.attrs,
-                   compiler_options(launch, capability).__dict__, capability)
+    return _digest(source_of(launch), compiler_options(launch, capability), capability)
 
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def save(bundle: Path, key: str, name: str, metadata: Mapping[str, Any], ptx: str, cubin: bytes) -> None:
+def save(bundle: Path, key: str, name: str, metadata: Mapping[str, object], ptx: str, cubin: bytes) -> None:
     """Write one artefact. One that is there already and whole stays. Raises OSError where the disk won't have it."""
     folder = bundle / "artefacts"
     folder.mkdir(parents=True, exist_ok=True)
-    target = {"target": metadata["target"].__dict__} if "target" in metadata else {}
+    target = {"target": vars(metadata["target"])} if "target" in metadata else {}
     files = {
         f"{name}.json": json.dumps({**metadata, **target, "hash": key}, sort_keys=True, default=str).encode(),
         f"{name}.cubin": cubin,
@@ -166,7 +166,7 @@ def link(bundle: Path, key: str, same_as: str) -> None:
 
 def read(place: Path) -> dict[str, bytes]:
     """The files of one artefact, checked. Raises BundleError where one is missing or not what was written."""
-    again = "run tune-kernels --offline into this folder again: what is damaged is compiled anew"
+    again = "run tune-kernels --offline into this folder again: damaged artefacts are compiled anew"
     try:
         digests = json.loads((place / "sha256.json").read_bytes())
         files = {name: (place / name).read_bytes() for name in digests}
@@ -180,7 +180,7 @@ def read(place: Path) -> dict[str, bytes]:
     return files
 
 
-def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool = False) -> None:
+def install(kernel: Jitted, bundle: Path, *, device: int = 0, compile_missing: bool = False) -> None:
     """Let `kernel[grid](...)` take its artefacts from a bundle.
 
     Replaces the `compile` attribute that Triton's JITFunction sets when it first sees a device (Triton 3.6 to 3.9), so
@@ -195,9 +195,9 @@ def install(kernel: Any, bundle: Path, *, device: int = 0, compile_missing: bool
     kernel.device_caches[device]  # creates the binder, which sets kernel.compile; only then can it be replaced
     compile_anew = kernel.compile
 
-    def compile_or_load(src: Any, target: Any = None, options: Any = None, **rest: Any) -> Any:
+    def compile_or_load(src: TritonValue, target: TritonValue, options: Mapping[str, Constant], **rest: object) -> object:
         chosen = backend_of(target.arch).parse_options(dict(options))
-        key = _digest(src.fn, src.signature, src.constants, src.attrs, chosen.__dict__, target.arch)
+        key = _digest(src, chosen, target.arch)
         place = bundle / "artefacts" / key
         if not place.is_dir():
             if compile_missing:

@@ -4,22 +4,22 @@
     channel), or bf16 without scales. y [rows, N] in bf16; with split_k > 1 fp32 partials [split_k, rows, N], which the
     kernel that reads them next adds in index order.
 
-An e4m3 activation may come as two terms, x + x_lo / 16 (see kernels/norm.py): exact for bf16 values in effect. Weights are
-still read once, and there is tensor-core time to spare, so the second product costs next to nothing.
+An e4m3 activation may come as two terms, x + x_lo / 16 (see kernels/norm.py): lossless for bf16 values down to 2^-13 of the row's
+maximum. Weights are still read once, and there is tensor-core time to spare, so the second product costs next to nothing.
 
-Weights are the large operand and rows are few, so the tensor core is used the other way round: `weights_as_m` computes
+Weights are the large operand and rows are few, so the tensor core's operands are swapped: `weights_as_m` computes
 w @ x.T, whose M is a block of output columns (64 or more, as the FP8 instructions want) and whose N is the row tile.
 `activations_as_m` is the natural order; with a row tile under 64 it falls back to the FP16 instruction on every target,
 which the inspection shows.
 
 Row invariance: an output column of row r is one chain of BLOCK_K steps over one K range, whatever the other rows hold; the
-row tile, not the row count, sets the shape of the instruction; the grid only says who computes a tile. The K range of split
-s is steps [s * steps // split_k, (s + 1) * steps // split_k): fixed by K, BLOCK_K and split_k.
+row tile, not the row count, sets the shape of the instruction; the grid only decides which block computes a tile. The K range of
+split s is steps [s * steps // split_k, (s + 1) * steps // split_k): fixed by K, BLOCK_K and split_k.
 
 Left out: the sum of the partials (the reader does it), activation quantisation.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -27,10 +27,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import LinearSchedule
-from ..shapes.model import KernelShape, LinearShape
+from ..shapes.model import LinearShape
+from .layout import LO_FACTOR, TURN, Activation, Weights
 from .operation import (
+    NO_STRIDE,
+    AtLeast,
+    Constant,
     Instructions,
     Launch,
+    Operand,
     Operation,
     common_contract,
     first_problem,
@@ -38,9 +43,8 @@ from .operation import (
     options,
     power_of_two,
     require,
-    require_aligned,
     require_contract,
-    require_strides,
+    require_rows,
     tensor_core,
 )
 
@@ -49,7 +53,6 @@ if TYPE_CHECKING:
 
 
 PRELOADED = 2**16  # weights that a block may preload: they wait in its registers
-LO_FACTOR = 16.0  # what the second term of a two-term activation is multiplied by, so that it has the first one's range
 
 
 @triton.jit
@@ -229,11 +232,11 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
         return f"blocks_per_sm {schedule.blocks_per_sm} is more than 8"
     if shape.swiglu and (schedule.split_k > 1 or schedule.orientation != "weights_as_m"):
         return "swiglu needs whole sums of gates and ups in one tile: split_k 1 and weights_as_m"
-    if shape.swiglu and shape.N % 16:
-        return f"N {shape.N} is no multiple of 16: gates and ups come in turns of 8"
+    if shape.swiglu and shape.N % (2 * TURN):
+        return f"N {shape.N} is no multiple of {2 * TURN}: gates and ups come in turns of {TURN}"
     if schedule.preload:
         if schedule.load == "tma" or schedule.blocks_per_sm:
-            return "preload takes a block's weights by pointer before it waits: load pointer, and one tile a block"
+            return "preload takes a block's weights by pointer before it waits: load pointer, and one tile per block"
         depth = steps // schedule.split_k
         if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > PRELOADED:
             return (f"preload takes the whole range of a split, a power of two of steps and at most {PRELOADED:,} values; "
@@ -248,7 +251,7 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
     fp8 = shape.dtype == "e4m3"
     element = "fp8e4nv" if fp8 else "bf16"
     tma = schedule.load == "tma"
-    constants: dict[str, Any] = {
+    constants: dict[str, Constant] = {
         "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
         "ROW_TILE": schedule.row_tile, "TERMS": shape.terms, "SPLIT_K": schedule.split_k,
         "WEIGHTS_AS_M": schedule.orientation == "weights_as_m", "TMA": tma, "PRELOAD": schedule.preload,
@@ -258,26 +261,16 @@ def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numeri
     types = {
         "x_ptr": f"*{element}",
         "w_ptr": f"tensordesc<{element}[{schedule.BLOCK_N}, {schedule.BLOCK_K}]>" if tma else f"*{element}",
+        "x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32", "amax_ptr": "*fp32", "bias_ptr": "*bf16",
         "out_ptr": "*bf16" if schedule.split_k == 1 else "*fp32",
-        "rows": "i32", "stride_xm": "i32", "stride_xt": "i32", "stride_wn": "i32", "stride_om": "i32", "stride_os": "i32",
+        **dict.fromkeys(("rows", "stride_xm", "stride_xt", "stride_wn", "stride_om", "stride_os"), "i32"),
     }
-    if fp8:
-        types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
-    else:
-        constants |= {"x_scale_ptr": None, "w_scale_ptr": None}
-    if shape.swiglu and fp8:
-        types["amax_ptr"] = "*fp32"
-    else:
-        constants["amax_ptr"] = None
-    if shape.bias:
-        types["bias_ptr"] = "*bf16"
-    else:
-        constants["bias_ptr"] = None
-    return Launch(linear_kernel, types, constants, options(schedule, numerics))
+    absent = {"x_scale_ptr": not fp8, "w_scale_ptr": not fp8, "amax_ptr": not (shape.swiglu and fp8), "bias_ptr": not shape.bias}
+    return Launch(linear_kernel, types, constants | {name: None for name, gone in absent.items() if gone},
+                  options(schedule, numerics))
 
 
-def linear_instructions(shape: KernelShape, arch: str) -> Instructions:
-    assert isinstance(shape, LinearShape)
+def linear_instructions(shape: LinearShape, arch: str) -> Instructions:
     return tensor_core(shape.dtype, arch)
 
 
@@ -290,23 +283,35 @@ def linear_shared_bytes(shape: LinearShape, schedule: LinearSchedule) -> int:
 
 
 OPERATION = Operation(linear_kernel, LinearSchedule, linear_contract, linear_launch, linear_instructions, linear_shared_bytes,
-                      ahead=("w_ptr", "w_scale_ptr", "bias_ptr"))
+                      early_reads=("w_ptr", "w_scale_ptr", "bias_ptr"))
 
 
-def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, numerics: Numerics,
-           x_lo: "torch.Tensor | None" = None, x_scale: "torch.Tensor | None" = None,
-           w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None, out: "torch.Tensor | None" = None,
+def input_operands(x: Activation, w: Weights, rows: int) -> dict[str, Operand]:
+    """x and w of a linear or a head, as `load_rows` and `load_weights` address them."""
+    N, K = w.w.shape
+    terms = len(x.values)
+    require(terms in (1, 2), f"an activation of {terms} terms", "1 or 2")
+    return {"x_ptr": Operand(x.values, (terms, rows, K), ("stride_xt", "stride_xm")),
+            "w_ptr": Operand(w.w, (N, K), ("stride_wn",)),
+            "x_scale_ptr": Operand(x.scale, (rows,)), "w_scale_ptr": Operand(w.scale, (N,))}
+
+
+def is_e4m3(w: "torch.Tensor") -> bool:
+    """Whether weights are e4m3, and so go with scales."""
+    import torch
+
+    return w.dtype == torch.float8_e4m3fn
+
+
+def linear(x: Activation, w: Weights, *, schedule: LinearSchedule, numerics: Numerics, out: "torch.Tensor | None" = None,
            swiglu: bool = False, amax: "torch.Tensor | None" = None) -> "torch.Tensor":
-    """y = ((x + x_lo / LO_FACTOR) @ w.T) * x_scale * w_scale + bias.
+    """y = (x @ w.T) * x.scale * w.scale + bias.
 
     Args:
-        x: [rows, K] e4m3 or bf16, 1 <= rows <= schedule.row_tile, row stride a multiple of 16 elements.
-        x_lo: the second term of x, if it has two; as x, e4m3 with x's strides, after x in one allocation.
-        w: [N, K] of x's type, row stride a multiple of 16 elements.
-        x_scale: [rows] fp32, w_scale: [N] fp32; both for e4m3, neither for bf16.
-        bias: [N] bf16.
+        x: values [terms, rows, K], 1 <= rows <= schedule.row_tile; strides of terms and rows multiples of 16 elements.
+        w: w [N, K] of x's type, its row stride a multiple of 16 elements.
         out: where to write, instead of a new tensor.
-        swiglu: w's rows are gates and ups in turns of 8 (`interleave`), and what comes out is silu(gate) * up.
+        swiglu: w's rows are gates and ups in turns of 8 (`interleave`), and the output is silu(gate) * up.
         amax: [>= rows, column tiles] fp32, for swiglu with e4m3: the largest magnitude of each tile's piece of a row.
 
     Returns:
@@ -318,76 +323,47 @@ def linear(x: "torch.Tensor", w: "torch.Tensor", *, schedule: LinearSchedule, nu
     """
     import torch
 
-    rows, K = x.shape
-    N = w.shape[0]
-    fp8 = x.dtype == torch.float8_e4m3fn
-    shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", bias is not None, 1 if x_lo is None else 2, swiglu)
-    require((amax is not None) == (swiglu and fp8), "amax without swiglu of e4m3, or the reverse", "both or neither")
-    require(x.dtype == w.dtype and x.dtype in (torch.float8_e4m3fn, torch.bfloat16), f"x is {x.dtype}, w is {w.dtype}",
-            "both float8_e4m3fn or both bfloat16")
-    require(w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.shape)}, w {list(w.shape)}",
-            "x [rows, K] and w [N, K] with K contiguous")
-    require(1 <= rows <= schedule.row_tile, f"{rows} rows", f"1 to {schedule.row_tile}, the row tile")
-    require((x_scale is not None) == fp8 and (w_scale is not None) == fp8, f"scales with {x.dtype}",
-            "x_scale and w_scale with e4m3, neither with bf16")
+    terms, rows, K = x.values.shape
+    N, columns, split_k = len(w.w), len(w.w) // 2 if swiglu else len(w.w), schedule.split_k
+    shape = LinearShape(N, K, "e4m3" if is_e4m3(w.w) else "bf16", w.bias is not None, terms, swiglu)
+    require_rows(rows, schedule.row_tile)
     require_contract(OPERATION, shape, schedule)
-    stride_xt = term_stride(x, x_lo)
-    require_strides(stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0))
-    split = schedule.split_k > 1
-    size = (schedule.split_k, rows, N) if split else (rows, N // 2 if swiglu else N)
-    kind = torch.float32 if split else torch.bfloat16
     if out is None:
-        out = x.new_empty(size, dtype=kind)
-    require(out.shape == size and out.dtype == kind and out.stride(-1) == 1, f"out {out.dtype} {list(out.shape)}",
-            f"{kind} {list(size)} with split_k {schedule.split_k}, its last axis contiguous")
-    stride_om = out.stride(-2)
-    stride_os = out.stride(0) if split else 16
-    require_strides(stride_om=stride_om, stride_os=stride_os)
-    require_aligned(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out, amax=amax)
-    launch = linear_launch(shape, schedule, numerics)
-    weights: Any = w
+        room = (rows, triton.cdiv(columns, 16) * 16)  # rows begin at a multiple of 16 elements
+        out = x.values.new_empty(room if split_k == 1 else (split_k, *room),
+                                 dtype=torch.bfloat16 if split_k == 1 else torch.float32)[..., :columns]
+    launch, grid = linear_launch(shape, schedule, numerics), linear_grid(shape, schedule, num_sms(out))
+    result = Operand(out, (rows, columns), ("stride_om",)) if split_k == 1 else Operand(out, (split_k, rows, columns),
+                                                                                        ("stride_os", "stride_om"))
+    arguments = launch.arguments({
+        **input_operands(x, w, rows), "bias_ptr": Operand(w.bias, (N,)), "out_ptr": result,
+        "amax_ptr": Operand(amax, (AtLeast(rows), triton.cdiv(N, schedule.BLOCK_N)))})
     if schedule.load == "tma":
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        weights = TensorDescriptor(w, [N, K], [w.stride(0), 1], [schedule.BLOCK_N, schedule.BLOCK_K])
-    pointers = {"x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias, "amax_ptr": amax}
-    launch(linear_grid(shape, schedule, num_sms(x)), x_ptr=x, w_ptr=weights, out_ptr=out, rows=rows,
-           stride_xm=x.stride(0), stride_xt=stride_xt, stride_wn=w.stride(0), stride_om=stride_om, stride_os=stride_os,
-           **{name: tensor for name, tensor in pointers.items() if tensor is not None})
+        arguments["w_ptr"] = TensorDescriptor(w.w, [N, K], [w.w.stride(0), 1], [schedule.BLOCK_N, schedule.BLOCK_K])
+    launch(grid, rows=rows, **{"stride_os": NO_STRIDE, **arguments})
     return out
 
 
-def term_stride(x: "torch.Tensor", x_lo: "torch.Tensor | None") -> int:
-    """Elements from x to its second term; any stride that launchers take where there is none. Raises ContractError."""
-    import torch
-
-    if x_lo is None:
-        return 16
-    require(x.dtype == x_lo.dtype == torch.float8_e4m3fn and x_lo.shape == x.shape and x_lo.stride() == x.stride(),
-            "x_lo that isn't as x", "x and x_lo both e4m3, of one shape and strides")
-    return (x_lo.data_ptr() - x.data_ptr()) // x.element_size()
-
-
 def linear_grid(shape: LinearShape, schedule: LinearSchedule, num_sms: int) -> tuple[int]:
-    """Blocks of a launch: one a tile, or at most blocks_per_sm an SM."""
+    """Blocks of a launch: one per tile, or at most blocks_per_sm per SM."""
     tiles = triton.cdiv(shape.N, schedule.BLOCK_N) * schedule.split_k
     return (min(tiles, schedule.blocks_per_sm * num_sms) if schedule.blocks_per_sm else tiles,)
 
 
 def interleave(w: "torch.Tensor") -> "torch.Tensor":
-    """Rows of [2 I, ...], gates then ups, as gates and ups in turns of 8: what swiglu reads."""
+    """Rows of [2 I, ...], gates then ups, as gates and ups in turns of 8: the order that swiglu reads."""
     import torch
 
-    gate, up = w.reshape(2, w.shape[0] // 16, 8, *w.shape[1:])
+    gate, up = w.reshape(2, w.shape[0] // (2 * TURN), TURN, *w.shape[1:])
     return torch.stack([gate, up], 1).reshape(w.shape)
 
 
-def linear_reference(x: "torch.Tensor", w: "torch.Tensor", x_scale: "torch.Tensor | None" = None,
-                     w_scale: "torch.Tensor | None" = None, bias: "torch.Tensor | None" = None,
-                     x_lo: "torch.Tensor | None" = None) -> "torch.Tensor":
+def linear_reference(x: Activation, w: Weights) -> "torch.Tensor":
     """The same in fp64, unrounded: [rows, N]."""
-    wide = x.float().double() if x_lo is None else x.float().double() + x_lo.float().double() / LO_FACTOR
-    y = wide @ w.float().double().T
-    if x_scale is not None and w_scale is not None:
-        y = y * x_scale.double()[:, None] * w_scale.double()[None, :]
-    return y if bias is None else y + bias.double()
+    values = x.values.float().double()
+    y = (values[0] if len(values) == 1 else values[0] + values[1] / LO_FACTOR) @ w.w.float().double().T
+    if x.scale is not None and w.scale is not None:
+        y = y * x.scale.double()[:, None] * w.scale.double()[None, :]
+    return y if w.bias is None else y + w.bias.double()

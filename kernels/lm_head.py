@@ -5,14 +5,14 @@
 
 Two kernels. `head_kernel` computes one block of logits; its two variants share the reduction, so the argmax of the logits
 variant is the token of the argmax variant, ties included. The argmax variant writes only the best value and id of each
-block; `head_reduce_kernel` walks the blocks in id order.
+block; `head_reduce_kernel` takes the blocks in id order.
 
 A tie goes to the lowest token id: leftmost within a block, and a later block must be strictly greater. -0.0 counts as 0.0.
 A NaN never wins, and a row of nothing else gives -1. The head is not split over K: each logit is one chain of BLOCK_K steps.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -20,22 +20,27 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule, HeadSchedule
-from ..shapes.model import HeadShape, KernelShape, ReduceShape
-from .linear import linear_reference, load_rows, term_stride
-from .norm import no_instructions
+from ..shapes.model import HeadShape, ReduceShape
+from .layout import Activation, Weights
+from .linear import input_operands, is_e4m3, linear_reference, load_rows
 from .operation import (
+    NO_STRIDE,
+    AtLeast,
+    Constant,
     Instructions,
     Launch,
+    Operand,
     Operation,
     common_contract,
     first_problem,
+    no_tensor_core,
     options,
     power_of_two,
     require,
-    require_aligned,
     require_contract,
-    require_strides,
+    require_rows,
     tensor_core,
+    warps_contract,
 )
 
 if TYPE_CHECKING:
@@ -134,22 +139,16 @@ def head_contract(shape: HeadShape, schedule: HeadSchedule) -> str | None:
 def _head_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numerics, logits: bool) -> Launch:
     fp8 = shape.dtype == "e4m3"
     element = "*fp8e4nv" if fp8 else "*bf16"
-    constants: dict[str, Any] = {"N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K,
-                                 "ROW_TILE": schedule.row_tile, "TERMS": shape.terms, "PDL": schedule.pdl,
-                                 "PROMOTE": min(numerics.promote_every, schedule.BLOCK_K) or None if fp8 else None}
-    types = {"x_ptr": element, "w_ptr": element, "rows": "i32", "limit": "i32",
+    constants: dict[str, Constant] = {
+        "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K, "ROW_TILE": schedule.row_tile,
+        "TERMS": shape.terms, "PDL": schedule.pdl,
+        "PROMOTE": min(numerics.promote_every, schedule.BLOCK_K) or None if fp8 else None}
+    types = {"x_ptr": element, "w_ptr": element, "x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32", "logits_ptr": "*fp32",
+             "best_ptr": "*fp32", "id_ptr": "*i32", "rows": "i32", "limit": "i32",
              **dict.fromkeys(("stride_xm", "stride_xt", "stride_wn", "stride_lm"), "i32")}
-    if fp8:
-        types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
-    else:
-        constants |= {"x_scale_ptr": None, "w_scale_ptr": None}
-    if logits:
-        types["logits_ptr"] = "*fp32"
-        constants |= {"best_ptr": None, "id_ptr": None}
-    else:
-        types |= {"best_ptr": "*fp32", "id_ptr": "*i32"}
-        constants["logits_ptr"] = None
-    return Launch(head_kernel, types, constants, options(schedule, numerics))
+    absent = {"x_scale_ptr": not fp8, "w_scale_ptr": not fp8, "logits_ptr": not logits, "best_ptr": logits, "id_ptr": logits}
+    return Launch(head_kernel, types, constants | {name: None for name, gone in absent.items() if gone},
+                  options(schedule, numerics))
 
 
 def head_argmax_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numerics) -> Launch:
@@ -165,12 +164,11 @@ def head_logits_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numer
 def head_reduce_launch(shape: ReduceShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """One artefact for every vocabulary and block size."""
     types = {"best_ptr": "*fp32", "id_ptr": "*i32", "token_ptr": "*i32", "map_ptr": "*i32", "blocks": "i32"}
-    constants = {"TILE": REDUCE_TILE, "PDL": schedule.pdl, **({} if shape.mapped else {"map_ptr": None})}
+    constants: dict[str, Constant] = {"TILE": REDUCE_TILE, "PDL": schedule.pdl, **({} if shape.mapped else {"map_ptr": None})}
     return Launch(head_reduce_kernel, types, constants, options(schedule, numerics))
 
 
-def head_instructions(shape: KernelShape, arch: str) -> Instructions:
-    assert isinstance(shape, HeadShape)
+def head_instructions(shape: HeadShape, arch: str) -> Instructions:
     return tensor_core(shape.dtype, arch)
 
 
@@ -181,52 +179,27 @@ def head_shared_bytes(shape: HeadShape, schedule: HeadSchedule) -> int:
     return stages * (schedule.BLOCK_N + schedule.row_tile * shape.terms) * schedule.BLOCK_K * size
 
 
-AHEAD = ("w_ptr", "w_scale_ptr")
-ARGMAX = Operation(head_kernel, HeadSchedule, head_contract, head_argmax_launch, head_instructions, head_shared_bytes, AHEAD)
-LOGITS = Operation(head_kernel, HeadSchedule, head_contract, head_logits_launch, head_instructions, head_shared_bytes, AHEAD)
-REDUCE = Operation(head_reduce_kernel, FixedSchedule, lambda shape, schedule: common_contract(schedule), head_reduce_launch,
-                   no_instructions)
+EARLY_READS = ("w_ptr", "w_scale_ptr")
+ARGMAX = Operation(head_kernel, HeadSchedule, head_contract, head_argmax_launch, head_instructions, head_shared_bytes,
+                   EARLY_READS)
+LOGITS = Operation(head_kernel, HeadSchedule, head_contract, head_logits_launch, head_instructions, head_shared_bytes,
+                   EARLY_READS)
+REDUCE = Operation(head_reduce_kernel, FixedSchedule, warps_contract, head_reduce_launch, no_tensor_core)
 
 
-@dataclass(frozen=True)
-class HeadInput:
-    """What a head multiplies. x [rows, K], bf16 or e4m3, its row stride a multiple of 16; lo: the second term of an e4m3 x, with
-    its strides, after it in one allocation; scale [rows] fp32, for e4m3."""
-
-    x: "torch.Tensor"
-    lo: "torch.Tensor | None" = None
-    scale: "torch.Tensor | None" = None
-
-    @property
-    def rows(self) -> int:
-        return self.x.shape[0]
-
-
-def _arguments(x: HeadInput, w: "torch.Tensor", w_scale: "torch.Tensor | None",
-               schedule: HeadSchedule) -> tuple[HeadShape, dict[str, Any]]:
-    """The shape, and what both variants are launched with. Raises ContractError."""
-    import torch
-
-    rows, K = x.x.shape
-    fp8 = w.dtype == torch.float8_e4m3fn
-    shape = HeadShape(w.shape[0], K, "e4m3" if fp8 else "bf16", 1 if x.lo is None else 2)
-    require(x.x.dtype == w.dtype and w.dtype in (torch.bfloat16, torch.float8_e4m3fn), f"x is {x.x.dtype}, w is {w.dtype}",
-            "both bfloat16 or both float8_e4m3fn")
-    require((x.scale is not None) == fp8 == (w_scale is not None), f"scales with {w.dtype}", "both with e4m3, neither with bf16")
-    require(w.shape[1] == K and x.x.stride(1) == 1 and w.stride(1) == 1, f"x {list(x.x.shape)}, w {list(w.shape)}",
-            "x [rows, K] and w [N, K] with K contiguous")
-    require(1 <= rows <= schedule.row_tile, f"{rows} rows", f"1 to {schedule.row_tile}, the row tile")
+def _shape(x: Activation, w: Weights, schedule: HeadSchedule) -> HeadShape:
+    """The shape of a launch. Raises ContractError."""
+    terms, rows, K = x.values.shape
+    shape = HeadShape(len(w.w), K, "e4m3" if is_e4m3(w.w) else "bf16", terms)
+    require(w.bias is None, "a head with a bias", "none")
+    require_rows(rows, schedule.row_tile)
     require_contract(ARGMAX, shape, schedule)
-    strides = {"stride_xm": x.x.stride(0), "stride_xt": term_stride(x.x, x.lo), "stride_wn": w.stride(0)}
-    require_strides(**strides)
-    require_aligned(x=x.x, w=w, x_scale=x.scale, w_scale=w_scale)
-    scales = {"x_scale_ptr": x.scale, "w_scale_ptr": w_scale} if fp8 else {}
-    return shape, {"x_ptr": x.x, "w_ptr": w, "rows": rows, **strides, **scales}
+    return shape
 
 
 @dataclass(frozen=True)
 class HeadScratch:
-    """What the argmax variant writes: the best value and id of each block [row_tile, blocks], and tokens [row_tile] int32."""
+    """Output of the argmax variant: the best value and id of each block [row_tile, blocks], and tokens [row_tile] int32."""
 
     best: "torch.Tensor"
     ids: "torch.Tensor"
@@ -243,47 +216,45 @@ def new_scratch(N: int, schedule: HeadSchedule, device: "torch.device") -> HeadS
                        torch.zeros(schedule.row_tile, dtype=torch.int32, device=device))
 
 
-def lm_head(x: "torch.Tensor | HeadInput", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics,
-            w_scale: "torch.Tensor | None" = None, limit: int | None = None, ids: "torch.Tensor | None" = None,
-            scratch: HeadScratch | None = None) -> "torch.Tensor":
+def lm_head(x: Activation, w: Weights, *, schedule: HeadSchedule, numerics: Numerics, limit: int | None = None,
+            ids: "torch.Tensor | None" = None, scratch: HeadScratch | None = None) -> "torch.Tensor":
     """argmax over the vocabulary of x @ w.T, without writing logits: [rows] int32, the lowest id on a tie.
 
     Args:
-        x: [rows, K] bf16, or a HeadInput; 1 <= rows <= schedule.row_tile.
-        w: [N, K] of x's type. w_scale: [N] fp32, for e4m3.
-        limit: ids from it on never win. ids: [N] int32, what each row of w stands for; the row's number where not given.
+        x: values [terms, rows, K], 1 <= rows <= schedule.row_tile. w: w [N, K] of x's type, no bias.
+        limit: ids from it on never win. ids: [N] int32, the token of each row of w; the row's number where not given.
         scratch: where to write, instead of new tensors.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
     """
-    given = x if isinstance(x, HeadInput) else HeadInput(x)
-    shape, arguments = _arguments(given, w, w_scale, schedule)
-    out = scratch or new_scratch(shape.N, schedule, w.device)
+    shape, rows = _shape(x, w, schedule), x.values.shape[1]
+    out = scratch or new_scratch(shape.N, schedule, w.w.device)
     blocks = triton.cdiv(shape.N, schedule.BLOCK_N)
-    head_argmax_launch(shape, schedule, numerics)(
-        (blocks,), **arguments, best_ptr=out.best, id_ptr=out.ids, limit=shape.N if limit is None else limit, stride_lm=16)
-    head_reduce_launch(ReduceShape(ids is not None), REDUCE_SCHEDULE, numerics)(
-        (given.rows,), best_ptr=out.best, id_ptr=out.ids, token_ptr=out.tokens, blocks=blocks,
-        **({} if ids is None else {"map_ptr": ids}))
-    return out.tokens[:given.rows]
+    best, best_id = (Operand(tensor, (AtLeast(rows), blocks)) for tensor in (out.best, out.ids))
+    head = head_argmax_launch(shape, schedule, numerics)
+    reduce = head_reduce_launch(ReduceShape(ids is not None), REDUCE_SCHEDULE, numerics)
+    reducing = reduce.arguments({"best_ptr": best, "id_ptr": best_id, "token_ptr": Operand(out.tokens, (AtLeast(rows),)),
+                                 "map_ptr": Operand(ids, (shape.N,))})
+    head((blocks,), rows=rows, limit=shape.N if limit is None else limit, stride_lm=NO_STRIDE,
+         **head.arguments({**input_operands(x, w, rows), "best_ptr": best, "id_ptr": best_id}))
+    reduce((rows,), blocks=blocks, **reducing)
+    return out.tokens[:rows]
 
 
-def lm_head_logits(x: "torch.Tensor | HeadInput", w: "torch.Tensor", *, schedule: HeadSchedule, numerics: Numerics,
-                   w_scale: "torch.Tensor | None" = None) -> "torch.Tensor":
+def lm_head_logits(x: Activation, w: Weights, *, schedule: HeadSchedule, numerics: Numerics) -> "torch.Tensor":
     """x @ w.T in fp32: [rows, N]. Same reduction as `lm_head`, same arguments and errors."""
     import torch
 
-    given = x if isinstance(x, HeadInput) else HeadInput(x)
-    shape, arguments = _arguments(given, w, w_scale, schedule)
-    stride_lm = triton.cdiv(shape.N, 16) * 16
-    logits = torch.empty((given.rows, stride_lm), dtype=torch.float32, device=w.device)
-    head_logits_launch(shape, schedule, numerics)(
-        (triton.cdiv(shape.N, schedule.BLOCK_N),), **arguments, logits_ptr=logits, limit=shape.N, stride_lm=stride_lm)
+    shape, rows = _shape(x, w, schedule), x.values.shape[1]
+    room = triton.cdiv(shape.N, 16) * 16
+    logits = torch.empty((rows, room), dtype=torch.float32, device=w.w.device)
+    launch = head_logits_launch(shape, schedule, numerics)
+    launch((triton.cdiv(shape.N, schedule.BLOCK_N),), rows=rows, limit=shape.N, **launch.arguments({
+        **input_operands(x, w, rows), "logits_ptr": Operand(logits, (rows, room), ("stride_lm",))}))
     return logits[:, :shape.N]
 
 
-def lm_head_reference(x: "torch.Tensor | HeadInput", w: "torch.Tensor", w_scale: "torch.Tensor | None" = None) -> "torch.Tensor":
+def lm_head_reference(x: Activation, w: Weights) -> "torch.Tensor":
     """Logits in fp64: [rows, N]."""
-    given = x if isinstance(x, HeadInput) else HeadInput(x)
-    return linear_reference(given.x, w, given.scale, w_scale, x_lo=given.lo)
+    return linear_reference(x, w)

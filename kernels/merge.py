@@ -1,4 +1,4 @@
-"""Merge of split-KV partials: o = sum_c exp(m_c - m) acc_c / sum_c exp(m_c - m) l_c, m = max_c m_c.
+"""Merge of split-KV partials: o = sum_c 2^(m_c - m) acc_c / sum_c 2^(m_c - m) l_c, m = max_c m_c.
 
     acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32, from `attention`;
     length [1] int32; o [rows, num_heads, head_dim] bf16.
@@ -8,14 +8,14 @@ how many partials are loaded at once and doesn't reach the bits. A row merges th
 (length + row) // chunk + 1 of them, so neither the other rows nor the buffer's capacity bear on it. A chunk that is empty for a
 row (m = -inf, l = 0) adds exactly nothing. A row whose keys are all in one chunk was finished by `attention` and is left alone.
 
-A launch that covers more than FOLD chunks has `fold` before it, which makes one partial of each group, all groups at once: a walk
-over the 1,297 chunks of 83,000 tokens is 1,297 times a latency, over 41 groups of 32 it is 73 times. For a row of one group the
-second walk multiplies by 1 and adds 0, so both ways give the same bytes.
+A launch over more than FOLD chunks has `fold` before it, which makes one partial of each group, all groups at once. The 1,297
+chunks of 83,000 tokens then cost 73 latencies in a row, over 41 groups of 32, and not 1,297. For a row of one group the second
+pass multiplies by 1 and adds 0, so both ways give the same bytes.
 
 One block merges BLOCK_D of a head's dimensions.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -23,19 +23,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule, MergeSchedule
-from ..shapes.model import KernelShape, MergeShape
-from .attention import FOLD, ROWS, Partials, new_groups
+from ..shapes.model import MergeShape
+from .attention import Partials, new_groups
+from .layout import FOLD, ROWS
 from .operation import (
-    Instructions,
+    AtLeast,
+    Constant,
     Launch,
+    Operand,
     Operation,
     common_contract,
     first_problem,
+    no_tensor_core,
     options,
     power_of_two,
-    require,
-    require_aligned,
     require_contract,
+    require_rows,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +126,7 @@ def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
     problem = first_problem(
         common_contract(schedule),
         power_of_two("BLOCK_D", schedule.BLOCK_D, 16, 256),
-        power_of_two("splits", schedule.splits, 1, 64),
+        power_of_two("splits", schedule.splits, 1, 512),
     )
     if problem:
         return problem
@@ -136,18 +139,13 @@ def merge_launch(shape: MergeShape, schedule: MergeSchedule, numerics: Numerics,
     """The artefact of one shape and schedule: the same for every row count, length and number of chunks."""
     types = {"acc_ptr": "*fp32", "m_ptr": "*fp32", "l_ptr": "*fp32", "length_ptr": "*i32", "o_ptr": "*bf16",
              "amax_ptr": "*fp32", "chunk": "i32", "span": "i32"}
-    constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "ROWS": ROWS,
-                                 "BLOCK_D": schedule.BLOCK_D, "SPLITS": schedule.splits, "PDL": schedule.pdl}
-    constants |= {} if amax else {"amax_ptr": None}
+    constants: dict[str, Constant] = {
+        "NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "ROWS": ROWS, "BLOCK_D": schedule.BLOCK_D,
+        "SPLITS": schedule.splits, "PDL": schedule.pdl} | ({} if amax else {"amax_ptr": None})
     return Launch(merge_kernel, types, constants, options(schedule, numerics))
 
 
-def merge_instructions(shape: KernelShape, arch: str) -> Instructions:
-    """Nothing to multiply: no tensor-core instruction has business here."""
-    return Instructions(forbidden=("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA"))
-
-
-OPERATION = Operation(merge_kernel, MergeSchedule, merge_contract, merge_launch, merge_instructions)
+OPERATION = Operation(merge_kernel, MergeSchedule, merge_contract, merge_launch, no_tensor_core)
 
 
 def fold_contract(shape: MergeShape, schedule: FixedSchedule) -> str | None:
@@ -159,12 +157,12 @@ def fold_launch(shape: MergeShape, schedule: FixedSchedule, numerics: Numerics) 
     """The artefact of one shape: the same for every row count, length and number of groups."""
     names = ("acc_ptr", "m_ptr", "l_ptr", "group_acc_ptr", "group_m_ptr", "group_l_ptr")
     types = {**dict.fromkeys(names, "*fp32"), "length_ptr": "*i32", "chunk": "i32"}
-    constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "ROWS": ROWS, "SPLITS": FOLD_SPLITS,
-                                 "FOLD": FOLD, "PDL": schedule.pdl}
+    constants: dict[str, Constant] = {"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "ROWS": ROWS,
+                                      "SPLITS": FOLD_SPLITS, "FOLD": FOLD, "PDL": schedule.pdl}
     return Launch(fold_kernel, types, constants, options(schedule, numerics))
 
 
-FOLDING = Operation(fold_kernel, FixedSchedule, fold_contract, fold_launch, merge_instructions)
+FOLDING = Operation(fold_kernel, FixedSchedule, fold_contract, fold_launch, no_tensor_core)
 
 
 def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, schedule: MergeSchedule, numerics: Numerics,
@@ -172,56 +170,55 @@ def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, 
     """Attention output, [rows, num_heads, head_dim] bf16: the rows of `partials.o`, now all finished.
 
     Args:
-        partials: of `attention`, contiguous. length: [1] int32 on the device. chunk: keys a partial covers.
-        amax: [ROWS, parts(shape, schedule)] fp32: where the largest magnitude of each piece of a row goes.
-        chunks: that attention was launched over; all that there is room for where not given. They must reach the last key:
-            chunks * chunk >= length + rows.
+        partials: of `attention`, contiguous. length: [1] int32 on the device. chunk: keys of one partial.
+        amax: [>= rows, parts(shape, schedule)] fp32, for the largest magnitude of each piece of a row; more columns where rows
+            is 1.
+        chunks: number that attention was launched over; all that there is room for where not given. They must reach the last
+            key: chunks * chunk >= length + rows.
 
     Raises:
         ContractError: tensors, shape and schedule can't go together.
     """
-    import torch
-
-    acc, m, l, o = partials.acc, partials.m, partials.l, partials.o
-    room, num_heads, head_dim = acc.shape[1:]
-    shape = MergeShape(num_heads, head_dim)
-    require(acc.dtype == m.dtype == l.dtype == torch.float32, f"partials {acc.dtype}, {m.dtype}, {l.dtype}", "float32")
-    require(room == ROWS and m.shape == l.shape == acc.shape[:3] and acc.is_contiguous(),
-            f"acc {list(acc.shape)}, m {list(m.shape)}, l {list(l.shape)}",
-            f"[chunks, {ROWS}, num_heads, head_dim] and [chunks, {ROWS}, num_heads], contiguous")
-    require(1 <= rows <= ROWS, f"{rows} rows", f"1 to {ROWS}")
+    chunks = len(partials.acc) if chunks is None else chunks
+    shape = MergeShape(*partials.acc.shape[2:])
+    require_rows(rows, ROWS)
     require_contract(OPERATION, shape, schedule)
-    require_aligned(acc=acc, m=m, l=l, o=o, length=length, amax=amax)
+    launch = merge_launch(shape, schedule, numerics, amax is not None)
+    pieces = parts(shape, schedule)
+    arguments = launch.arguments({
+        **partials.operands(chunks, rows), "length_ptr": Operand(length, (1,)),
+        "amax_ptr": Operand(amax, (AtLeast(rows), AtLeast(pieces) if rows == 1 else pieces))})
     span = chunk
-    if (chunks or len(acc)) > FOLD:
-        acc, m, l = _fold(partials, length, rows, chunk, chunks or len(acc), numerics)
+    if chunks > FOLD:
+        arguments |= _fold(partials, length, rows, chunk, chunks, numerics)
         span = chunk * FOLD
-    merge_launch(shape, schedule, numerics, amax is not None)(
-        (rows, num_heads, head_dim // schedule.BLOCK_D), acc_ptr=acc, m_ptr=m, l_ptr=l, length_ptr=length, o_ptr=o,
-        chunk=chunk, span=span, **({} if amax is None else {"amax_ptr": amax}))
-    return o[:rows]
+    launch((rows, shape.num_heads, shape.head_dim // schedule.BLOCK_D), chunk=chunk, span=span, **arguments)
+    return partials.o[:rows]
 
 
 def _fold(partials: Partials, length: "torch.Tensor", rows: int, chunk: int, chunks: int,
-          numerics: Numerics) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
-    """One partial of each group: acc [groups, ROWS, num_heads, head_dim], m and l [groups, ROWS, num_heads]."""
-    acc, m, l = groups = partials.groups or new_groups(partials.acc)
-    shape = MergeShape(*acc.shape[2:])
+          numerics: Numerics) -> "dict[str, object]":
+    """One partial of each group, as the arguments of the merge."""
+    acc, m, l = partials.groups or new_groups(partials.acc)
+    shape, groups = MergeShape(*acc.shape[2:]), triton.cdiv(chunks, FOLD)
     require_contract(FOLDING, shape, FOLD_SCHEDULE)
-    require_aligned(group_acc=acc, group_m=m, group_l=l)
-    fold_launch(shape, FOLD_SCHEDULE, numerics)(
-        (rows, shape.num_heads, triton.cdiv(chunks, FOLD)), acc_ptr=partials.acc, m_ptr=partials.m, l_ptr=partials.l,
-        length_ptr=length, group_acc_ptr=acc, group_m_ptr=m, group_l_ptr=l, chunk=chunk)
-    return groups
+    launch = fold_launch(shape, FOLD_SCHEDULE, numerics)
+    names = ("acc_ptr", "m_ptr", "l_ptr")
+    read = partials.operands(chunks, rows)
+    written = Partials(acc, m, l, partials.o).operands(groups, rows)
+    launch((rows, shape.num_heads, groups), chunk=chunk, **launch.arguments({
+        **{name: read[name] for name in names}, "length_ptr": Operand(length, (1,)),
+        **{f"group_{name}": written[name] for name in names}}))
+    return {"acc_ptr": acc, "m_ptr": m, "l_ptr": l}
 
 
 def parts(shape: MergeShape, schedule: MergeSchedule) -> int:
-    """Pieces of a row, each with a largest magnitude of its own."""
+    """Pieces of a row; each has a largest magnitude of its own."""
     return shape.num_heads * (shape.head_dim // schedule.BLOCK_D)
 
 
 def aligned_parts(parts: int) -> int:
-    """So many that the maxima of every row begin on 16 bytes, where each row is a launch of its own."""
+    """Columns of maxima that put every row on 16 bytes, where each row is a launch of its own."""
     return triton.cdiv(parts, 4) * 4
 
 

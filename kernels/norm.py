@@ -1,21 +1,22 @@
-"""Residual, RMSNorm and activation quantisation of the decode step, in one kernel, a row a program.
+"""Residual, RMSNorm and activation quantisation of the decode step, in one kernel with one program per row.
 
     x += sum_s partial_s   (in index order, rounded to bf16 once before it is added)
     h = x / sqrt(mean(x^2) + eps) * weight
     u = h / scale,  scale = 2^(floor(log2 amax(h)) - 7);  hi = e4m3(u),  lo = e4m3((u - hi) * 16)
 
-An activation is quantised in two e4m3 terms, hi + lo / 16, with a power of two as its row's scale: every bf16 value down to 2^-13
-of the row's largest is exact, and below that the error is at most 2^-21 of it. Dividing rounds nothing, so no value tips over.
+An activation is quantised in two e4m3 terms, hi + lo / 16, with a power of two as its row's scale: lossless for bf16 values down
+to 2^-13 of the row's maximum; below that the error is at most 2^-21 of it. Dividing by a power of two rounds nothing.
 
-It is where the split-K partials of the linear before it are summed. What it reads: the residual x [rows, N] bf16, and fp32
-partials [split_k, rows, N] or one bf16 y [rows, N]; or, at the first layer, rows of the embedding by token id. What it
-writes: the residual back, and h as two e4m3 terms with a scale a row, or as bf16. `feature_ptr` [rows, stride] keeps a copy
-of the residual, which an EAGLE-3 drafter reads. RMSNorm rounds to bf16 before the weight, as Hugging Face does.
+The split-K partials of the linear before are summed here. Input: the residual x [rows, N] bf16, and fp32 partials
+[split_k, rows, N] or one bf16 y [rows, N]; or, at the first layer, rows of the embedding by token id. Output: the residual, and h
+as two e4m3 terms with a scale per row, or as bf16. `feature_ptr` [rows, stride] keeps a copy of the residual, which an EAGLE-3
+drafter reads. RMSNorm rounds to bf16 before the weight, as Hugging Face does.
 
 Row invariance: a row is one program with one tree of sums, whatever the other rows.
 """
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -23,13 +24,26 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
-from ..shapes.model import DraftNormShape, KernelShape, NormShape
-from .operation import Instructions, Launch, Operation, common_contract, options, require, require_aligned
+from ..shapes.model import DraftNormShape, NormShape
+from .layout import LO_FACTOR, Activation
+from .operation import (
+    AtLeast,
+    Constant,
+    Launch,
+    Operand,
+    Operation,
+    common_contract,
+    no_tensor_core,
+    options,
+    require,
+    require_contract,
+    require_rows,
+)
 
 if TYPE_CHECKING:
     import torch
 
-ROW_VALUES = 32768  # of a row that one program holds: 32 a thread of 32 warps
+ROW_VALUES = 32768  # of a row that one program holds: 32 per thread of 32 warps
 
 
 @triton.jit
@@ -164,7 +178,7 @@ def norm_launch(shape: NormShape, schedule: FixedSchedule, numerics: Numerics) -
     absent = {"part_ptr": not shape.split_k, "token_ptr": not shape.embeds, "embedding_ptr": not shape.embeds,
               "row_ptr": not shape.one_row, "lo_ptr": not shape.quantised, "scale_ptr": not shape.quantised,
               "feature_ptr": not shape.feature}
-    constants: dict[str, Any] = {name: None for name, gone in absent.items() if gone}
+    constants: dict[str, Constant] = {name: None for name, gone in absent.items() if gone}
     constants |= {"H": shape.H, "BLOCK": triton.next_power_of_2(shape.H), "SPLIT_K": shape.split_k, "PDL": schedule.pdl}
     return Launch(norm_kernel, types, constants, options(schedule, numerics))
 
@@ -174,77 +188,103 @@ def draft_norm_launch(shape: DraftNormShape, schedule: FixedSchedule, numerics: 
     pointers = ("token_weight_ptr", "feature_weight_ptr", "embedding_ptr", "feature_ptr", "x_ptr")
     types = {**dict.fromkeys(pointers, "*bf16"), "token_ptr": "*i32", "out_ptr": "*fp8e4nv" if shape.quantised else "*bf16",
              "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32", "eps": "fp32"}
-    constants: dict[str, Any] = {"H": shape.H, "BLOCK": triton.next_power_of_2(shape.H), "PDL": schedule.pdl,
-                                 "NORMED_RESIDUAL": shape.normed_residual}
+    constants: dict[str, Constant] = {"H": shape.H, "BLOCK": triton.next_power_of_2(shape.H), "PDL": schedule.pdl,
+                                      "NORMED_RESIDUAL": shape.normed_residual}
     constants |= {} if shape.quantised else {"lo_ptr": None, "scale_ptr": None}
     return Launch(draft_norm_kernel, types, constants, options(schedule, numerics))
 
 
-def no_instructions(shape: KernelShape, arch: str) -> Instructions:
-    """Nothing to multiply: no tensor-core instruction has business here."""
-    return Instructions(forbidden=("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA"))
+OPERATION = Operation(norm_kernel, FixedSchedule, norm_contract, norm_launch, no_tensor_core, early_reads=("weight_ptr",))
+DRAFT = Operation(draft_norm_kernel, FixedSchedule, norm_contract, draft_norm_launch, no_tensor_core)
 
 
-OPERATION = Operation(norm_kernel, FixedSchedule, norm_contract, norm_launch, no_instructions, ahead=("weight_ptr",))
-DRAFT = Operation(draft_norm_kernel, FixedSchedule, norm_contract, draft_norm_launch, no_instructions)
+@dataclass(frozen=True)
+class Residual:
+    """Input of a norm. x [>= rows, H] bf16, contiguous, updated in place.
+
+    part: added to x; [split_k, >= rows, H] fp32, or [1, >= rows, H] bf16. tokens [>= rows] int32 with embedding [V, H] bf16: x
+    begins with these rows of the embedding. row [1] int32: the one row of x and part to read; the launch then has one row, and
+    its results go to row 0."""
+
+    x: "torch.Tensor"
+    part: "torch.Tensor | None" = None
+    tokens: "torch.Tensor | None" = None
+    embedding: "torch.Tensor | None" = None
+    row: "torch.Tensor | None" = None
 
 
-def norm(x: "torch.Tensor", weight: "torch.Tensor", eps: float, *, rows: int, out: "torch.Tensor", schedule: FixedSchedule,
-         numerics: Numerics, scale: "torch.Tensor | None" = None, part: "torch.Tensor | None" = None,
-         tokens: "torch.Tensor | None" = None, embedding: "torch.Tensor | None" = None, row: "torch.Tensor | None" = None,
-         feature: "torch.Tensor | None" = None) -> None:
+def _output_operands(out: Activation, rows: int, N: int) -> dict[str, Operand]:
+    """out.values [2, >= rows, N] with out.scale [>= rows], or [1, >= rows, N] without."""
+    require(len(out.values) == (1 if out.scale is None else 2), f"an output of {len(out.values)} terms "
+            + ("without a scale" if out.scale is None else "with a scale"), "2 terms with a scale, or 1 without")
+    room, lo = AtLeast(rows), None if out.scale is None else out.values[1]
+    return {"out_ptr": Operand(out.values[0], (room, N)), "lo_ptr": Operand(lo, (room, N)),
+            "scale_ptr": Operand(out.scale, (room,))}
+
+
+def norm(source: Residual, weight: "torch.Tensor", eps: float, out: Activation, *, rows: int, schedule: FixedSchedule,
+         numerics: Numerics, feature: "torch.Tensor | None" = None) -> None:
     """h = RMSNorm(x + part), quantised or not; x is updated.
 
     Args:
-        x: [>= rows, H] bf16, contiguous. weight: [H] bf16.
-        out: terms [2, >= rows, H] e4m3 with scale [>= rows] fp32, or [1, >= rows, H] bf16 without.
-        part: [split_k, >= rows, H] fp32, or [1, >= rows, H] bf16.
-        tokens: [rows] int32 with embedding [V, H] bf16, where x begins.
-        row: [1] int32: the one row to read; rows is then 1.
-        feature: [rows, H] bf16, any row stride: a copy of the updated x.
+        weight: [H] bf16.
+        out: values [2, >= rows, H] e4m3 with scale [>= rows] fp32, or [1, >= rows, H] bf16 without.
+        feature: [>= rows, H] bf16, any row stride that divides by 16: a copy of the updated x.
 
     Raises:
         ContractError: tensors that don't go together.
     """
-    H = x.shape[1]
-    split_k = 0 if part is None else part.shape[0]
-    shape = NormShape(H, split_k, embeds=tokens is not None, quantised=scale is not None, feature=feature is not None,
+    x, part, tokens, row = source.x, source.part, source.tokens, source.row
+    H, split_k = x.shape[1], 0 if part is None else len(part)
+    shape = NormShape(H, split_k, embeds=tokens is not None, quantised=out.scale is not None, feature=feature is not None,
                       one_row=row is not None)
-    require((tokens is None) == (embedding is None), "tokens without embedding, or the reverse", "both or neither")
-    require(row is None or rows == 1, f"{rows} rows beside a row to read", "1")
-    hi, lo = terms(out)
-    require_aligned(x=x, weight=weight, hi=hi, lo=lo, scale=scale, part=part, tokens=tokens, embedding=embedding, row=row,
-                    feature=feature)
-    given = {"part_ptr": part, "token_ptr": tokens, "embedding_ptr": embedding, "row_ptr": row, "lo_ptr": lo,
-             "scale_ptr": scale, "feature_ptr": feature}
-    norm_launch(shape, schedule, numerics)(
-        (rows,), x_ptr=x, weight_ptr=weight, out_ptr=hi, eps=eps, stride_pm=16 if part is None else part.stride(1),
-        stride_ps=16 if part is None else part.stride(0), stride_fm=16 if feature is None else feature.stride(0),
-        **{name: tensor for name, tensor in given.items() if tensor is not None})
+    require_rows(rows, None if row is None else 1)
+    require_contract(OPERATION, shape, schedule)
+    launch, room = norm_launch(shape, schedule, numerics), AtLeast(rows)
+    launch((rows,), eps=eps, **launch.arguments({
+        "x_ptr": Operand(x, (room, H)), "part_ptr": Operand(part, (split_k, room, H), ("stride_ps", "stride_pm")),
+        "token_ptr": Operand(tokens, (room,)), "embedding_ptr": Operand(source.embedding, (AtLeast(1), H)),
+        "row_ptr": Operand(row, (1,)), "weight_ptr": Operand(weight, (H,)), **_output_operands(out, rows, H),
+        "feature_ptr": Operand(feature, (room, H), ("stride_fm",))}))
 
 
-def draft_norm(tokens: "torch.Tensor", embedding: "torch.Tensor", feature: "torch.Tensor", token_weight: "torch.Tensor",
-               feature_weight: "torch.Tensor", eps: float, *, rows: int, x: "torch.Tensor", out: "torch.Tensor",
-               scale: "torch.Tensor | None", normed_residual: bool, schedule: FixedSchedule, numerics: Numerics) -> None:
-    """An EAGLE-3 entry: tokens [rows] int32, feature and x [>= rows, H] bf16, out [2, >= rows, 2 H] e4m3 with scale, or
-    [1, >= rows, 2 H] bf16."""
-    shape = DraftNormShape(feature.shape[1], scale is not None, normed_residual)
-    hi, lo = terms(out)
-    require_aligned(tokens=tokens, embedding=embedding, feature=feature, token_weight=token_weight,
-                    feature_weight=feature_weight, x=x, hi=hi, lo=lo, scale=scale)
-    draft_norm_launch(shape, schedule, numerics)(
-        (rows,), token_ptr=tokens, embedding_ptr=embedding, feature_ptr=feature, token_weight_ptr=token_weight,
-        feature_weight_ptr=feature_weight, x_ptr=x, out_ptr=hi, eps=eps,
-        **({} if scale is None else {"lo_ptr": lo, "scale_ptr": scale}))
+@dataclass(frozen=True)
+class DraftEntry:
+    """Constants of an EAGLE-3 drafter's entry: embedding [V, H], the norms' weights [H], all bf16. normed_residual: the residual
+    is the normed feature."""
+
+    embedding: "torch.Tensor"
+    token_weight: "torch.Tensor"
+    feature_weight: "torch.Tensor"
+    eps: float
+    normed_residual: bool
 
 
-def terms(out: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """(hi, lo) of [2, rows, N], or (out, None) of [1, rows, N]."""
-    return out[0], out[1] if out.shape[0] == 2 else None
+def draft_norm(entry: DraftEntry, tokens: "torch.Tensor", feature: "torch.Tensor", x: "torch.Tensor", out: Activation, *,
+               rows: int, schedule: FixedSchedule, numerics: Numerics) -> None:
+    """RMSNorm of embedding and feature side by side, which a drafter's qkv reads; the residual goes to x.
+
+    Args:
+        tokens: [>= rows] int32. feature, x: [>= rows, H] bf16; x may be feature.
+        out: values [2, >= rows, 2 H] e4m3 with scale, or [1, >= rows, 2 H] bf16.
+
+    Raises:
+        ContractError: tensors that don't go together.
+    """
+    H, room = feature.shape[1], AtLeast(rows)
+    shape = DraftNormShape(H, out.scale is not None, entry.normed_residual)
+    require_rows(rows)
+    require_contract(DRAFT, shape, schedule)
+    launch = draft_norm_launch(shape, schedule, numerics)
+    launch((rows,), eps=entry.eps, **launch.arguments({
+        "token_ptr": Operand(tokens, (room,)), "embedding_ptr": Operand(entry.embedding, (AtLeast(1), H)),
+        "feature_ptr": Operand(feature, (room, H)), "token_weight_ptr": Operand(entry.token_weight, (H,)),
+        "feature_weight_ptr": Operand(entry.feature_weight, (H,)), "x_ptr": Operand(x, (room, H)),
+        **_output_operands(out, rows, 2 * H)}))
 
 
-def quantise_reference(h: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-    """(terms [2, rows, N] e4m3, scale [rows] fp32) of h [rows, N]."""
+def quantise_reference(h: "torch.Tensor") -> Activation:
+    """h [rows, N] as two e4m3 terms."""
     import torch
 
     amax = h.float().abs().amax(-1)
@@ -252,7 +292,7 @@ def quantise_reference(h: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]"
     scale = torch.ldexp(torch.ones_like(amax), exponent - 7)
     u = h.float() / scale[:, None]
     hi = u.to(torch.float8_e4m3fn)
-    return torch.stack([hi, ((u - hi.float()) * 16).to(torch.float8_e4m3fn)]), scale
+    return Activation(torch.stack([hi, ((u - hi.float()) * LO_FACTOR).to(torch.float8_e4m3fn)]), scale)
 
 
 def norm_reference(x: "torch.Tensor", weight: "torch.Tensor", eps: float) -> "torch.Tensor":

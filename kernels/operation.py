@@ -1,31 +1,137 @@
-"""What a kernel file says of its operation: which schedules fit a shape, what is launched, which instructions it must have.
+"""The interface of a kernel file: which schedules fit a shape, what is launched, which instructions the artefact must have.
 
 `Launch` holds all that fixes a compiled artefact: function, argument types, constants, options. The launcher passes the
-same constants and options to Triton that the offline compiler does, so what was inspected is what runs.
+same constants and options to Triton that the offline compiler does, so the artefact that was inspected is the one that runs.
+A launcher names the layout of each tensor in a table of `Operand`; `Launch.arguments` checks it before the launch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import Schedule
 from ..shapes.errors import UserError
 from ..shapes.model import KernelShape
 
+if TYPE_CHECKING:
+    import torch
+
+Constant = int | float | bool | str | None  # of a launch: a `constexpr`, or a compiler option
+ShapeT = TypeVar("ShapeT", bound=KernelShape)
+ScheduleT = TypeVar("ScheduleT", bound=Schedule)
+
 
 class ContractError(UserError):
     """A launch whose tensors, shape and schedule can't go together."""
+
+
+class Parameter(Protocol):
+    """One argument of a jitted function."""
+
+    name: str
+    num: int
+    do_not_specialize: bool
+
+
+class Jitted(Protocol):
+    """What this project uses of Triton's JITFunction, which has no types of its own. `kernel[grid]` is callable."""
+
+    __name__: str
+    __module__: str
+    __globals__: dict[str, object]
+    src: str
+    fn: FunctionType
+    params: Sequence[Parameter]
+    arg_names: list[str]
+    device_caches: dict[int, object]
+    compile: Callable[..., object]
+
+    def __hash__(self) -> int: ...
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+
+NO_STRIDE = 16  # of an axis of one entry or an absent tensor: any value that divides by 16
+
+
+class AtLeast(int):
+    """The size of an axis that may be longer: the launch reads or writes its first entries."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a launch and the layout that the kernel addresses, or None where the kernel goes without it.
+
+    sizes: of each axis. strides: arguments of the kernel that take the strides of the first axes; each is a positive multiple of
+    16 elements below 2^31, so that one artefact serves every layout and loads are 16 bytes wide. The other axes are contiguous.
+    """
+
+    tensor: "torch.Tensor | None"
+    sizes: tuple[int, ...] = ()
+    strides: tuple[str, ...] = ()
+
+    def fits(self, dtype: "torch.dtype", device: "torch.device") -> bool:
+        """Whether the tensor has this type, lies on this device, on 16 bytes, and in this layout."""
+        tensor, sizes = self.tensor, self.sizes
+        assert tensor is not None
+        if tensor.dtype is not dtype or tensor.device != device or tensor.dim() != len(sizes) or tensor.data_ptr() % 16:
+            return False
+        found, strides, extent = tensor.shape, tensor.stride(), 1
+        for axis in range(len(sizes) - 1, -1, -1):
+            size, wanted = found[axis], sizes[axis]
+            if size != wanted and not (isinstance(wanted, AtLeast) and size > wanted):
+                return False
+            if size > 1:
+                stride = strides[axis]
+                if axis >= len(self.strides):
+                    if stride != extent:
+                        return False
+                elif stride <= 0 or stride % 16 or stride >= 2**31:
+                    return False
+            extent *= size
+        return True
+
+    def given_strides(self) -> dict[str, int]:
+        """The kernel's stride arguments. An axis of one entry is never stepped along: NO_STRIDE."""
+        assert self.tensor is not None
+        return {name: stride if size > 1 else NO_STRIDE
+                for name, size, stride in zip(self.strides, self.tensor.shape, self.tensor.stride(), strict=False)}
+
+    def error(self, name: str, dtype: "torch.dtype", device: "torch.device") -> ContractError:
+        """What the tensor is and what the kernel takes."""
+        tensor = self.tensor
+        assert tensor is not None
+        sizes = ", ".join(f">= {n}" if isinstance(n, AtLeast) else str(n) for n in self.sizes)
+        layout = "contiguous" if not self.strides else "contiguous but for " + ", ".join(
+            f"{stride} (a positive multiple of 16)" for stride in self.strides)
+        at = tensor.data_ptr() % 16
+        return ContractError(
+            f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}"
+            + (f", starting {at} bytes past a multiple of 16" if at else ""),
+            expected=f"{dtype} [{sizes}], {layout}, on {device}, starting on 16 bytes",
+            action="pass a .clone() of a slice that starts inside a tensor" if at else "")
+
+
+@cache
+def _dtype(word: str) -> "torch.dtype":
+    """torch's type of Triton's `*bf16` or `tensordesc<bf16[64, 128]>`."""
+    import torch
+
+    element = word.removeprefix("tensordesc<").split("[")[0].removeprefix("*")
+    return {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp32": torch.float32, "i32": torch.int32}[element]
 
 
 @dataclass(frozen=True)
 class Launch:
     """One artefact. types: Triton's type of each argument that isn't a constant (`*bf16`, `i32`, `fp32`)."""
 
-    kernel: Any
+    kernel: Jitted
     types: Mapping[str, str]
-    constants: Mapping[str, Any]
-    options: Mapping[str, Any]
+    constants: Mapping[str, Constant]
+    options: Mapping[str, Constant]
 
     def signature(self) -> dict[str, str]:
         """Argument name → Triton type, in order; constants are `constexpr`."""
@@ -35,13 +141,39 @@ class Launch:
         """Arguments that lead to memory, pointers and tensor descriptors, in order."""
         return [name for name, kind in self.signature().items() if kind.startswith(("*", "tensordesc"))]
 
-    def attributes(self) -> dict[tuple[int], list[list[Any]]]:
+    def attributes(self) -> dict[tuple[int], list[list[str | int]]]:
         """What Triton's specialisation adds: pointers and strides divide by 16 (launchers refuse others)."""
         return {(p.num,): [["tt.divisibility", 16]] for p in self.kernel.params
                 if p.name not in self.constants and not p.do_not_specialize
                 and self.types[p.name].startswith(("*", "i"))}
 
-    def __call__(self, grid: Sequence[int], **arguments: Any) -> None:
+    def arguments(self, operands: Mapping[str, Operand]) -> dict[str, object]:
+        """The kernel's pointers and strides, by argument name.
+
+        Raises:
+            ContractError: a tensor that is missing or one too many; another type, device, size or layout; a pointer off 16 bytes.
+        """
+        found: dict[str, object] = {}
+        device: torch.device | None = None
+        for argument, operand in operands.items():
+            name, tensor = argument.removesuffix("_ptr"), operand.tensor
+            if (tensor is None) != (argument in self.constants):
+                takes = "no" if tensor is not None else "a"
+                raise ContractError(f"{name} is {'missing' if tensor is None else 'given'}",
+                                    expected=f"{takes} tensor here: {self.kernel.__name__} of this shape takes {takes} {name}")
+            if tensor is None:
+                continue
+            device = device or tensor.device
+            dtype = _dtype(self.types[argument])
+            if not operand.fits(dtype, device):
+                raise operand.error(name, dtype, device)
+            found[argument] = tensor
+            for stride, value in operand.given_strides().items():
+                other = found.setdefault(stride, value)
+                require(other == value, f"{stride} of {name} is {value}", f"{other}, as of the tensor before")
+        return {**{stride: NO_STRIDE for operand in operands.values() for stride in operand.strides}, **found}
+
+    def __call__(self, grid: Sequence[int], **arguments: object) -> None:
         import triton
 
         if triton.knobs.runtime.interpret:  # which runs one launch after the other and knows no gdc_wait
@@ -52,66 +184,74 @@ class Launch:
 
 @dataclass(frozen=True)
 class Instructions:
-    """What an artefact of one kernel must hold on one target, and mustn't. required: tensor-core families that must occur;
-    forbidden: those that may not; forbidden_ptx: substrings that no PTX line may contain, for conversions that have no family;
-    ahead: as Operation has it."""
+    """Rules for an artefact of one kernel on one target. required: tensor-core families that must occur; forbidden: those that
+    may not; forbidden_ptx: substrings that no PTX line may contain, for conversions that have no family; early_reads: as
+    Operation has it."""
 
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
     forbidden_ptx: tuple[str, ...] = ()
-    ahead: tuple[str, ...] = ()
+    early_reads: tuple[str, ...] = ()
 
 
 def tensor_core(dtype: str, arch: str) -> Instructions:
-    """What a matrix product of this type must reach: FP8 the FP8 instruction, and a conversion to f16 on the way is the silent
-    fallback."""
+    """A matrix product of this type. An e4m3 one that converts to f16 on the way is the silent fallback."""
     if dtype == "e4m3":
         return Instructions(required=("QGMMA",) if arch == "sm_90" else ("UTCQMMA",),
                             forbidden=("HMMA", "HGMMA", "UTCHMMA"), forbidden_ptx=("cvt.rn.f16x2.e4m3x2",))
     return Instructions(required=("HGMMA",) if arch == "sm_90" else ("UTCHMMA",), forbidden=("HMMA",))
 
 
-def options(schedule: Any, numerics: Numerics) -> dict[str, Any]:
+def no_tensor_core(shape: KernelShape, arch: str) -> Instructions:
+    """A kernel without a matrix product."""
+    return Instructions(forbidden=("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA"))
+
+
+def options(schedule: Schedule, numerics: Numerics) -> dict[str, Constant]:
     """Compiler options of a schedule under a recipe's numerics."""
-    chosen: dict[str, Any] = {"num_warps": schedule.num_warps, "enable_fp_fusion": numerics.enable_fp_fusion}
-    if (stages := getattr(schedule, "num_stages", None)) is not None:
-        chosen["num_stages"] = stages
-    if getattr(schedule, "pdl", False):
-        chosen["launch_pdl"] = True
-    if (maxnreg := getattr(schedule, "maxnreg", None)) is not None:
-        chosen["maxnreg"] = maxnreg
-    return chosen
+    knobs = vars(schedule)
+    chosen: dict[str, Constant] = {"num_warps": schedule.num_warps, "enable_fp_fusion": numerics.enable_fp_fusion}
+    chosen |= {name: knobs[name] for name in ("num_stages", "maxnreg") if knobs.get(name) is not None}
+    return chosen | ({"launch_pdl": True} if schedule.pdl else {})
 
 
 @dataclass(frozen=True)
-class Operation:
+class Operation(Generic[ShapeT, ScheduleT]):
     """One kernel of the step. kernel: the jitted function.
 
     contract: why a shape and a schedule can't go together, or None. launch: the artefact.
-    instructions: by shape and target. shared_bytes: what the kernel needs at the least, known before compiling.
-    ahead: arguments that it may read before it waits for the kernel in front, under programmatic dependent launch: no kernel that
-    may still be running writes what it reads of them."""
+    instructions: by shape and target. shared_bytes: a lower bound of the kernel's shared memory, known before compiling.
+    early_reads: arguments that the kernel may read before it waits for the kernel in front, under programmatic dependent launch;
+    no kernel that may still be in flight writes the parts that it reads."""
 
-    kernel: Any
-    schedule_type: type[Schedule]
-    contract: Callable[[Any, Any], str | None]
-    launch: Callable[[Any, Any, Numerics], Launch]
-    instructions: Callable[[KernelShape, str], Instructions]
-    shared_bytes: Callable[[Any, Any], int] = field(default=lambda shape, schedule: 0)
-    ahead: tuple[str, ...] = ()
+    kernel: Jitted
+    schedule_type: type[ScheduleT]
+    contract: Callable[[ShapeT, ScheduleT], str | None]
+    launch: Callable[[ShapeT, ScheduleT, Numerics], Launch]
+    instructions: Callable[[ShapeT, str], Instructions]
+    shared_bytes: Callable[[ShapeT, ScheduleT], int] = field(default=lambda shape, schedule: 0)
+    early_reads: tuple[str, ...] = ()
 
 
-def common_contract(schedule: Any, most_warps: int = 16) -> str | None:
+AnyOperation = Operation[Any, Any]  # of a table by name: the name decides which shape and schedule go with it
+
+
+def common_contract(schedule: Schedule, most_warps: int = 16) -> str | None:
     """The rules that hold for every kernel."""
     if schedule.num_warps & (schedule.num_warps - 1) or schedule.num_warps > most_warps:
         return f"num_warps {schedule.num_warps} is not a power of two up to {most_warps}"
-    maxnreg = getattr(schedule, "maxnreg", None)
+    maxnreg = vars(schedule).get("maxnreg")
     if maxnreg is not None:
         if not 24 <= maxnreg <= 255 or maxnreg % 8:
             return f"maxnreg {maxnreg} is not a multiple of 8 from 24 to 248"
         if maxnreg * schedule.num_warps * 32 > 65536:
             return f"maxnreg {maxnreg} x {schedule.num_warps * 32} threads is more than the 65,536 registers of an SM"
     return None
+
+
+def warps_contract(shape: KernelShape, schedule: Schedule) -> str | None:
+    """The contract of a kernel that takes every shape."""
+    return common_contract(schedule)
 
 
 def power_of_two(name: str, value: int, low: int, high: int) -> str | None:
@@ -130,27 +270,18 @@ def require(holds: bool, found: str, expected: str) -> None:
         raise ContractError(found, expected=expected)
 
 
-def require_strides(**strides: int) -> None:
-    """Every stride that a kernel takes divides by 16: one artefact for all layouts, and 16-byte loads."""
-    for name, stride in strides.items():
-        require(stride % 16 == 0 and stride > 0, f"{name} is {stride}", "a positive multiple of 16 elements")
+def require_rows(rows: int, most: int | None = None) -> None:
+    """At least one row, and at most `most`."""
+    require(rows >= 1 and (most is None or rows <= most), f"{rows} rows", "at least 1" if most is None else f"1 to {most}")
 
 
-def require_aligned(**tensors: Any) -> None:
-    """Every pointer starts on 16 bytes: Triton makes another artefact for one that doesn't, which nobody inspected."""
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            require(tensor.data_ptr() % 16 == 0, f"{name} starts at an address that 16 doesn't divide",
-                    "16-byte alignment: a slice that starts inside a tensor needs a .clone()")
-
-
-def require_contract(operation: Operation, shape: Any, schedule: Any) -> None:
+def require_contract(operation: Operation[ShapeT, ScheduleT], shape: ShapeT, schedule: ScheduleT) -> None:
     if problem := operation.contract(shape, schedule):
         raise ContractError(problem, expected="a schedule that fits the shape",
                             action="see which ones do: tune-kernels --offline")
 
 
-def num_sms(tensor: Any) -> int:
+def num_sms(tensor: "torch.Tensor") -> int:
     """Streaming multiprocessors of the GPU that a tensor is on; 3 in the interpreter, so that loops over them are walked."""
     import torch
 

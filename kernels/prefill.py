@@ -5,15 +5,16 @@
                 over the keys of the cache (Dao 2023, arXiv 2307.08691)
 
 Same weights, same cache and same scale rules as decode; another order of sums, so the last bits may differ from a decode pass.
-A row's bits don't depend on where its tile begins, nor on how many columns it has: an output is one chain of BLOCK_K steps, and
-a row of attention walks key steps that begin at multiples of BLOCK_N, those past its end leaving it alone. So a prompt gives the
-same bits however it is cut into chunks, and narrow tiles may take over where wide ones are too few to keep the GPU busy.
+A row's bits depend neither on the place where its tile begins nor on the number of its columns: an output is one chain of BLOCK_K
+steps, and a row of attention takes key steps that begin at multiples of BLOCK_N; those past its end leave it alone. A prompt
+therefore gives the same bits however it is cut into chunks, and narrow tiles may take over from wide ones that are too few to
+keep the GPU busy.
 
 The products of first terms are promoted to fp32 at each step. Those of second terms count a sixteenth, and so does the error of
-their sum: they are never promoted, which saves half of what promotion costs.
+their sum: they are never promoted, which saves half of the cost of promotion.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -22,26 +23,29 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import PrefillSchedule
 from ..shapes.model import AttentionShape, LinearShape
-from .attention import attention_instructions, attention_step
-from .linear import linear_instructions
-from .norm import terms
+from .attention import attention_instructions, attention_step, cache_operands
+from .layout import Activation, Weights
+from .linear import is_e4m3, linear_instructions
 from .operation import (
+    AtLeast,
+    Constant,
     Launch,
+    Operand,
     Operation,
     common_contract,
     num_sms,
     options,
     power_of_two,
     require,
-    require_aligned,
-    require_strides,
+    require_contract,
+    require_rows,
 )
 
 if TYPE_CHECKING:
     import torch
 
 WIDE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=128, num_stages=3)
-NARROW = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=4)  # for one wide tile an SM, or fewer
+NARROW = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=4)  # for one wide tile per SM, or fewer
 GROUP_M = 8  # row tiles that follow each other and share weights in L2
 ROW_BYTES = 128  # of one BLOCK_K step
 ATTENTION_SCHEDULE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=3)  # rows and keys of one step
@@ -134,10 +138,10 @@ def prefill_linear_launch(shape: LinearShape, schedule: PrefillSchedule, numeric
     """The artefact of one linear: the same for every number of rows."""
     fp8 = shape.dtype == "e4m3"
     element = "*fp8e4nv" if fp8 else "*bf16"
-    constants: dict[str, Any] = {"N": shape.N, "K": shape.K, "BLOCK_M": schedule.BLOCK_M, "BLOCK_N": schedule.BLOCK_N,
-                                 "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M,
-                                 "PROMOTE": min(numerics.promote_every, ROW_BYTES) or None if fp8 else None,
-                                 "PDL": schedule.pdl}
+    constants: dict[str, Constant] = {
+        "N": shape.N, "K": shape.K, "BLOCK_M": schedule.BLOCK_M, "BLOCK_N": schedule.BLOCK_N,
+        "BLOCK_K": ROW_BYTES if fp8 else ROW_BYTES // 2, "GROUP_M": GROUP_M,
+        "PROMOTE": min(numerics.promote_every, ROW_BYTES) or None if fp8 else None, "PDL": schedule.pdl}
     constants |= {} if fp8 else {"x_lo_ptr": None, "x_scale_ptr": None, "w_scale_ptr": None}
     constants |= {} if shape.bias else {"bias_ptr": None}
     types = {**dict.fromkeys(("x_ptr", "x_lo_ptr", "w_ptr"), element), **dict.fromkeys(("x_scale_ptr", "w_scale_ptr"), "*fp32"),
@@ -157,8 +161,9 @@ def prefill_attention_launch(shape: AttentionShape, schedule: PrefillSchedule, n
     """The artefact of one shape: the same for every number of rows, length and cache layout."""
     types = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32", "scale": "fp32",
              **dict.fromkeys(("rows", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
-    constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim,
-                                 "BLOCK_M": schedule.BLOCK_M, "BLOCK_N": schedule.BLOCK_N, "PDL": schedule.pdl}
+    constants: dict[str, Constant] = {
+        "NUM_HEADS": shape.num_heads, "GROUP": shape.group, "HEAD_DIM": shape.head_dim, "BLOCK_M": schedule.BLOCK_M,
+        "BLOCK_N": schedule.BLOCK_N, "PDL": schedule.pdl}
     return Launch(prefill_attention_kernel, types, constants, options(schedule, numerics))
 
 
@@ -178,47 +183,51 @@ def prefill_schedule(rows: int, N: int, sms: int) -> PrefillSchedule:
     return WIDE if tiles > sms else NARROW
 
 
-def prefill_linear(x: "torch.Tensor", w: "torch.Tensor", out: "torch.Tensor", *, rows: int, numerics: Numerics,
-                   x_scale: "torch.Tensor | None" = None, w_scale: "torch.Tensor | None" = None,
-                   bias: "torch.Tensor | None" = None, schedule: PrefillSchedule | None = None) -> None:
-    """x [2, >= rows, K], the terms of e4m3 activations, and w [N, K] e4m3 with scales [>= rows], [N] fp32; or x [1, >= rows, K]
-    and w in bf16 without; out [>= rows, N] bf16; bias [N] bf16. schedule: WIDE or NARROW; by rows, N and GPU where not given.
+def prefill_linear(x: Activation, w: Weights, out: "torch.Tensor", *, rows: int, numerics: Numerics,
+                   schedule: PrefillSchedule | None = None) -> None:
+    """y = (x @ w.T) * x.scale * w.scale + bias.
+
+    Args:
+        x: values [2, >= rows, K] e4m3 with scale [>= rows], or [1, >= rows, K] bf16 without; w of its type.
+        out: [>= rows, N] bf16, any row stride that divides by 16.
+        schedule: WIDE or NARROW; by rows, N and GPU where not given.
 
     Raises:
         ContractError: tensors that don't go together.
     """
-    N, K = w.shape
-    hi, lo = terms(x)
-    require(x.dtype == w.dtype and x.shape[2] == K and out.shape[1] == N, f"x {x.dtype} {list(x.shape)}, out {list(out.shape)}",
-            f"{w.dtype}, K {K} and N {N}, as w has them")
-    strides = {"stride_xm": x.stride(1), "stride_wn": w.stride(0), "stride_om": out.stride(0)}
-    require_strides(**strides)
-    require_aligned(x=hi, x_lo=lo, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out=out)
-    given = {"x_lo_ptr": lo, "x_scale_ptr": x_scale, "w_scale_ptr": w_scale, "bias_ptr": bias}
-    shape = LinearShape(N, K, "bf16" if x_scale is None else "e4m3", bias is not None, 1 if lo is None else 2)
-    tiles = schedule or prefill_schedule(rows, N, num_sms(x))
-    prefill_linear_launch(shape, tiles, numerics)(
-        (triton.cdiv(rows, tiles.BLOCK_M) * triton.cdiv(N, tiles.BLOCK_N),), x_ptr=hi, w_ptr=w, out_ptr=out, rows=rows, **strides,
-        **{name: tensor for name, tensor in given.items() if tensor is not None})
+    N, K = w.w.shape
+    terms, room, fp8 = len(x.values), AtLeast(rows), is_e4m3(w.w)
+    require_rows(rows)
+    require(terms == (2 if fp8 else 1), f"an activation of {terms} terms", "2 with e4m3 weights, 1 with bf16 ones")
+    shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", w.bias is not None, terms)
+    tiles = schedule or prefill_schedule(rows, N, num_sms(out))
+    require_contract(LINEAR, shape, tiles)
+    launch, lo = prefill_linear_launch(shape, tiles, numerics), x.values[1] if fp8 else None
+    arguments = launch.arguments({
+        "x_ptr": Operand(x.values[0], (room, K), ("stride_xm",)), "x_lo_ptr": Operand(lo, (room, K), ("stride_xm",)),
+        "w_ptr": Operand(w.w, (N, K), ("stride_wn",)), "x_scale_ptr": Operand(x.scale, (room,)),
+        "w_scale_ptr": Operand(w.scale, (N,)), "bias_ptr": Operand(w.bias, (N,)),
+        "out_ptr": Operand(out, (room, N), ("stride_om",))})
+    launch((triton.cdiv(rows, tiles.BLOCK_M) * triton.cdiv(N, tiles.BLOCK_N),), rows=rows, **arguments)
 
 
 def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor",
                       out: "torch.Tensor", *, rows: int, numerics: Numerics) -> None:
-    """q, out [>= rows, num_heads, head_dim] bf16, contiguous; caches [slots, num_kv_heads, head_dim]; length [1] int32 on the
-    device: tokens in the cache before the first row, whose own keys are already there.
+    """Causal attention over the cache.
+
+    Args:
+        q, out: [>= rows, num_heads, head_dim] bf16, contiguous. k_cache, v_cache: [slots, num_kv_heads, head_dim] bf16, strides
+            that divide by 16. length: [1] int32 on the device, tokens in the cache before the first row, whose own keys are
+            already there.
 
     Raises:
         ContractError: tensors that don't go together.
     """
     _, num_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[1]
-    require(num_heads % num_kv_heads == 0 and q.is_contiguous() and out.is_contiguous(), f"q {list(q.shape)}",
-            f"heads that {num_kv_heads} KV heads divide, contiguous")
-    strides = {"stride_kt": k_cache.stride(0), "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0),
-               "stride_vh": v_cache.stride(1)}
-    require_strides(**strides)
-    require_aligned(q=q, k_cache=k_cache, v_cache=v_cache, length=length, out=out)
-    tiles = ATTENTION_SCHEDULE
-    prefill_attention_launch(AttentionShape(num_heads, num_kv_heads, head_dim), tiles, numerics)(
-        (triton.cdiv(rows, tiles.BLOCK_M), num_heads), q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, length_ptr=length, o_ptr=out,
-        scale=head_dim**-0.5, rows=rows, **strides)
+    shape, tiles = AttentionShape(num_heads, k_cache.shape[1], head_dim), ATTENTION_SCHEDULE
+    cache = cache_operands(k_cache, v_cache, num_heads, head_dim)
+    require_rows(rows)
+    require_contract(ATTENTION, shape, tiles)
+    launch, room = prefill_attention_launch(shape, tiles, numerics), (AtLeast(rows), num_heads, head_dim)
+    launch((triton.cdiv(rows, tiles.BLOCK_M), num_heads), scale=head_dim**-0.5, rows=rows, **launch.arguments({
+        "q_ptr": Operand(q, room), **cache, "length_ptr": Operand(length, (1,)), "o_ptr": Operand(out, room)}))

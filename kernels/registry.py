@@ -2,7 +2,6 @@
 bundled by the tuner, and tested to compile without a spill for every target."""
 
 from dataclasses import replace
-from typing import Any
 
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import LinearSchedule, Schedule, schedule_from_dict
@@ -12,9 +11,9 @@ from ..shapes.target import Target
 from . import attention, bundle, linear, lm_head, merge, toolchain
 from .fixed import FIXED
 from .linear import PRELOADED
-from .operation import Operation
+from .operation import AnyOperation, Jitted
 
-TUNABLE: dict[str, Operation] = {
+TUNABLE: dict[str, AnyOperation] = {
     "qkv": linear.OPERATION,
     "o": linear.OPERATION,
     "gate_up": linear.OPERATION,
@@ -35,11 +34,11 @@ def known(kernel: str) -> bool:
     return kernel in TUNABLE or kernel in FIXED
 
 
-def operation(kernel: str) -> Operation:
+def operation(kernel: str) -> AnyOperation:
     return TUNABLE[kernel] if kernel in TUNABLE else FIXED[kernel].operation
 
 
-def jitted() -> list[Any]:
+def jitted() -> list[Jitted]:
     """The jitted function of every kernel, each once."""
     return list({id(k): k for k in (operation(name).kernel for name in (*TUNABLE, *FIXED))}.values())
 
@@ -58,12 +57,12 @@ def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape 
 
 
 def store_key(kernel: str, shape: KernelShape, target: Target, recipe: Recipe) -> Key:
-    """What this kernel's promoted schedule is looked up by, and promoted under, with the toolchain that is here."""
+    """The key under which this kernel's schedule is promoted and looked up, with the toolchain that is here."""
     return Key(target.name, recipe.name, kernel, shape, toolchain.installed(target, recipe.numerics),
                bundle.kernel_digest(operation(kernel).kernel))
 
 
-def _fitted(schedule: LinearSchedule, shape: LinearShape, linear: Operation) -> LinearSchedule:
+def _fitted(schedule: LinearSchedule, shape: LinearShape, linear: AnyOperation) -> LinearSchedule:
     """Splits as deep as in the default where weights are preloaded and K allows it; else as many splits as there are steps at
     most, and nothing preloaded."""
     if linear.contract(shape, schedule) is None:

@@ -1,4 +1,4 @@
-"""Rotary embedding and KV append of the decode step: what the qkv linear gave becomes queries and cached keys and values.
+"""Rotary embedding and KV append of the decode step: the output of qkv becomes queries and cached keys and values.
 
     y = sum_s partial_s rounded to bf16;  q, k rotated by the angle of position length + row, v as it is
     (RoFormer, Su et al. 2021; pair i is (i, i + head_dim / 2))
@@ -8,7 +8,7 @@ qkv [split_k, rows, (num_heads + 2 num_kv_heads) * head_dim]: fp32 partials, or 
 v_cache [slots, num_kv_heads, head_dim] bf16, each with strides of its own. The rotation is computed in fp32 and rounded once.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -17,13 +17,26 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
 from ..shapes.model import RopeShape
-from .norm import no_instructions, sum_partials
-from .operation import Launch, Operation, common_contract, options, require, require_aligned, require_strides
+from .attention import cache_operands
+from .layout import ROWS
+from .norm import sum_partials
+from .operation import (
+    AtLeast,
+    Constant,
+    Launch,
+    Operand,
+    Operation,
+    common_contract,
+    no_tensor_core,
+    options,
+    require_contract,
+    require_rows,
+)
 
 if TYPE_CHECKING:
     import torch
 
-FEW_ROWS, PROMPT_ROWS = 16, 8  # a program takes one row where a launch has up to 16, and 8 of a prompt's, which has many
+PROMPT_ROWS = 8  # rows per program in a launch of more than ROWS; one row per program in a smaller launch
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -71,35 +84,39 @@ def rope_launch(shape: RopeShape, schedule: FixedSchedule, numerics: Numerics) -
     types = {"qkv_ptr": "*bf16" if shape.split_k == 1 else "*fp32", "cos_ptr": "*fp32", "sin_ptr": "*fp32",
              "length_ptr": "*i32", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "rows": "i32",
              **dict.fromkeys(("stride_pm", "stride_ps", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
-    constants: dict[str, Any] = {"NUM_HEADS": shape.num_heads, "NUM_KV_HEADS": shape.num_kv_heads, "HEAD_DIM": shape.head_dim,
-                                 "SPLIT_K": shape.split_k, "ROWS": shape.rows, "PDL": schedule.pdl}
+    constants: dict[str, Constant] = {
+        "NUM_HEADS": shape.num_heads, "NUM_KV_HEADS": shape.num_kv_heads, "HEAD_DIM": shape.head_dim,
+        "SPLIT_K": shape.split_k, "ROWS": shape.rows, "PDL": schedule.pdl}
     return Launch(rope_kernel, types, constants, options(schedule, numerics))
 
 
-OPERATION = Operation(rope_kernel, FixedSchedule, rope_contract, rope_launch, no_instructions)
+OPERATION = Operation(rope_kernel, FixedSchedule, rope_contract, rope_launch, no_tensor_core)
 
 
-def rope_append(qkv: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor", length: "torch.Tensor", *, rows: int,
-                q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", schedule: FixedSchedule,
+def rope_append(qkv: "torch.Tensor", rope: "tuple[torch.Tensor, torch.Tensor]", length: "torch.Tensor", *, rows: int,
+                q: "torch.Tensor", cache: "tuple[torch.Tensor, torch.Tensor]", schedule: FixedSchedule,
                 numerics: Numerics) -> None:
     """Rotates and appends; shapes in the module's docstring.
 
     Args:
-        qkv: [split_k, >= rows, N]; q: [>= rows, num_heads, head_dim], contiguous; length: [1] int32 on the device.
+        qkv: [split_k, >= rows, N]. rope: cos and sin. length: [1] int32 on the device. q: [>= rows, num_heads, head_dim],
+            contiguous. cache: k_cache and v_cache.
 
     Raises:
         ContractError: tensors that don't go together.
     """
     _, num_heads, head_dim = q.shape
-    shape = RopeShape(num_heads, k_cache.shape[1], head_dim, qkv.shape[0], 1 if rows <= FEW_ROWS else PROMPT_ROWS)
-    heads = num_heads + 2 * shape.num_kv_heads
-    require(qkv.shape[2] == heads * head_dim, f"qkv {list(qkv.shape)}", f"{heads * head_dim} columns")
-    strides = {"stride_pm": qkv.stride(1), "stride_ps": qkv.stride(0), "stride_kt": k_cache.stride(0),
-               "stride_kh": k_cache.stride(1), "stride_vt": v_cache.stride(0), "stride_vh": v_cache.stride(1)}
-    require_strides(**strides)
-    require_aligned(qkv=qkv, cos=cos, sin=sin, length=length, q=q, k_cache=k_cache, v_cache=v_cache)
-    rope_launch(shape, schedule, numerics)((triton.cdiv(rows, shape.rows), heads), rows=rows, qkv_ptr=qkv, cos_ptr=cos,
-                                           sin_ptr=sin, length_ptr=length, q_ptr=q, k_ptr=k_cache, v_ptr=v_cache, **strides)
+    num_kv_heads, room = cache[0].shape[1], AtLeast(rows)
+    shape = RopeShape(num_heads, num_kv_heads, head_dim, len(qkv), 1 if rows <= ROWS else PROMPT_ROWS)
+    heads = num_heads + 2 * num_kv_heads
+    require_rows(rows)
+    require_contract(OPERATION, shape, schedule)
+    launch = rope_launch(shape, schedule, numerics)
+    table = (len(rope[0]), head_dim // 2)
+    launch((triton.cdiv(rows, shape.rows), heads), rows=rows, **launch.arguments({
+        "qkv_ptr": Operand(qkv, (len(qkv), room, heads * head_dim), ("stride_ps", "stride_pm")),
+        "cos_ptr": Operand(rope[0], table), "sin_ptr": Operand(rope[1], table), "length_ptr": Operand(length, (1,)),
+        "q_ptr": Operand(q, (room, num_heads, head_dim)), **cache_operands(*cache, num_heads, head_dim)}))
 
 
 def rope_reference(y: "torch.Tensor", cos: "torch.Tensor", sin: "torch.Tensor") -> "torch.Tensor":

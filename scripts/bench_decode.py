@@ -42,7 +42,8 @@ from tune_kernels.decoder.rows import Appended
 from tune_kernels.decoder.selection import Options
 from tune_kernels.kernels.activation import segments, swiglu
 from tune_kernels.kernels.fixed import FIXED
-from tune_kernels.kernels.norm import norm
+from tune_kernels.kernels.layout import Activation
+from tune_kernels.kernels.norm import Residual, norm
 from tune_kernels.kernels.rope import rope_append
 from tune_kernels.shapes.errors import UserError
 
@@ -125,13 +126,14 @@ def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
 
         def reader(part: torch.Tensor, index: int, kernel: str = kernel) -> Any:
             if kernel == "qkv":
-                return lambda: rope_append(part, *model.rope, model.inputs.length, rows=rows, q=space.q,
-                                           k_cache=decoder.cache.keys[index], v_cache=decoder.cache.values[index],
+                return lambda: rope_append(part, model.rope, model.inputs.length, rows=rows, q=space.q,
+                                           cache=(decoder.cache.keys[index], decoder.cache.values[index]),
                                            schedule=FIXED["rope"].schedule, numerics=numerics)
             if kernel == "gate_up":
                 return lambda: swiglu(part[0], act, amax, rows=rows, schedule=FIXED["swiglu"].schedule, numerics=numerics)
-            return lambda: norm(space.x, model.final_norm, shape.rms_norm_eps, rows=rows, out=space.hidden, scale=space.x_scale,
-                                part=part, schedule=FIXED["norm"].schedule, numerics=numerics)
+            return lambda: norm(Residual(space.x, part), model.final_norm, shape.rms_norm_eps,
+                                Activation(space.hidden, space.x_scale), rows=rows, schedule=FIXED["norm"].schedule,
+                                numerics=numerics)
 
         ours_part = {"qkv": space.qkv, "o": space.y_o, "down": space.y_down}.get(kernel)
         mine, other, mine_pair, other_pair = [], [], [], []

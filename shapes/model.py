@@ -58,8 +58,8 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
-class WalkShape:
-    """Decode attention over many chunks of keys by programs that walk. TILE: rows of the tile that query heads share."""
+class PersistentAttentionShape:
+    """Decode attention over many chunks of keys in one persistent launch. TILE: rows of the tile that query heads share."""
 
     num_heads: int
     num_kv_heads: int
@@ -147,8 +147,8 @@ class DraftTokenShape:
     scripted: bool
 
 
-KernelShape = (LinearShape | HeadShape | AttentionShape | WalkShape | MergeShape | NormShape | RopeShape | DraftNormShape
-               | RowShape | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape)
+KernelShape = (LinearShape | HeadShape | AttentionShape | PersistentAttentionShape | MergeShape | NormShape | RopeShape
+               | DraftNormShape | RowShape | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape)
 
 
 @dataclass(frozen=True)
@@ -175,29 +175,37 @@ class ModelShape:
     target_hidden_size: PositiveInt | None = None
     draft_vocab_size: PositiveInt | None = None
 
-    def kernel_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, KernelShape]:
-        """The shape that each tunable kernel of the decode step has in this model, by kernel name. dtype and terms: as in
-        LinearShape."""
-        def linear(N: int, K: int, bias: bool = False, swiglu: bool = False) -> LinearShape:
-            return LinearShape(N, K, dtype, bias, terms, swiglu)
+    @property
+    def attention_shape(self) -> AttentionShape:
+        return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim)
 
+    @property
+    def merge_shape(self) -> MergeShape:
+        return MergeShape(self.num_heads, self.head_dim)
+
+    def linear_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, LinearShape]:
+        """The linears of the decode step, by kernel name. dtype and terms: as in LinearShape."""
         drafter = self.architecture == "eagle3"
         qkv_in = 2 * self.hidden_size if drafter else self.hidden_size  # EAGLE-3: embedding and feature, concatenated
         heads_out = self.num_heads * self.head_dim
-        shapes: dict[str, KernelShape] = {
-            "qkv": linear(heads_out + 2 * self.num_kv_heads * self.head_dim, qkv_in, self.qkv_bias),
-            "o": linear(self.hidden_size, heads_out),
-            "gate_up": linear(2 * self.intermediate_size, self.hidden_size, swiglu=True),
-            "down": linear(self.hidden_size, self.intermediate_size),
-            "attention": AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim),
-            "merge": MergeShape(self.num_heads, self.head_dim),
-            "lm_head": HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size,
-                                 *((dtype, terms) if drafter else ())),
+        qkv_out = heads_out + 2 * self.num_kv_heads * self.head_dim
+        shapes = {
+            "qkv": LinearShape(qkv_out, qkv_in, dtype, self.qkv_bias, terms),
+            "o": LinearShape(self.hidden_size, heads_out, dtype, terms=terms),
+            "gate_up": LinearShape(2 * self.intermediate_size, self.hidden_size, dtype, terms=terms, swiglu=True),
+            "down": LinearShape(self.hidden_size, self.intermediate_size, dtype, terms=terms),
         }
-        shapes["lm_head_logits"] = shapes["lm_head"]
         if drafter:
-            shapes["fc"] = linear(self.hidden_size, 3 * (self.target_hidden_size or self.hidden_size))
+            shapes["fc"] = LinearShape(self.hidden_size, 3 * (self.target_hidden_size or self.hidden_size), dtype, terms=terms)
         return shapes
+
+    def kernel_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, KernelShape]:
+        """The shape that each tunable kernel of the decode step has in this model, by kernel name. dtype and terms: as in
+        LinearShape."""
+        small = (dtype, terms) if self.architecture == "eagle3" else ()
+        head = HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size, *small)
+        return {**self.linear_shapes(dtype, terms), "attention": self.attention_shape, "merge": self.merge_shape,
+                "lm_head": head, "lm_head_logits": head}
 
 
 def shipped_names() -> list[str]:

@@ -11,12 +11,11 @@ from functools import partial
 
 import torch
 
-from ...kernels.accept import ROUND, STRIDE
-from ...kernels.attention import ROWS, attention
+from ...kernels.attention import attention
 from ...kernels.fixed import FIXED
+from ...kernels.layout import COUNT, DRAFT, MADE, ROUND, ROWS, STRIDE, TABLE, TOKEN
 from ...kernels.merge import aligned_parts, merge
 from ...kernels.rope import rope_append
-from ...kernels.serve import COUNT, DRAFT, MADE, TABLE, TOKEN
 from .cache import DeviceCache
 from .inputs import DeviceInputs
 from .layer import Decode, Launched
@@ -41,8 +40,8 @@ class BranchDecode(Decode):
         for b in range(rows):
             start, q, (keys, values) = length[b * STRIDE:b * STRIDE + 1], space.q[b:b + 1], self.buffer[b, :, index]
             part = replace(whole, o=whole.o[b:b + 1])
-            yield "rope", partial(rope_append, space.qkv[:, b:b + 1], *self.rope, start, rows=1, q=q, k_cache=keys,
-                                  v_cache=values, schedule=FIXED["rope"].schedule, numerics=self.numerics)
+            yield "rope", partial(rope_append, space.qkv[:, b:b + 1], self.rope, start, rows=1, q=q, cache=(keys, values),
+                                  schedule=FIXED["rope"].schedule, numerics=self.numerics)
             yield "attention", partial(attention, q, keys, values, start, chunks=chunks, out=part, schedule=schedule,
                                        numerics=self.numerics)
             yield "merge", partial(merge, part, start, rows=1, chunk=schedule.chunk, chunks=chunks, schedule=merging,
@@ -55,7 +54,7 @@ class DeviceBranches:
 
     ids [V_d]: the target id of each column of the drafter's logits, ascending, or None where they are the same. lead: slots
     between the tokens in the target's cache plus the accepted ones, and a branch's first slot: 0 for EAGLE-3, 1 for a model.
-    table [TABLE, ROWS] int32: see kernels/serve.py. counts [count] int64: accepted tokens before each branch.
+    table [TABLE, ROWS] int32: see kernels/branch_selection.py. counts [count] int64: accepted tokens before each branch.
     """
 
     def __init__(self, cache: DeviceCache, decode: Decode, count: int, ids: torch.Tensor | None, lead: int) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ...kernels.attention import ROWS, Partials, new_partials
+from ...kernels.attention import Partials, new_partials
+from ...kernels.layout import ROWS
 from ...schedules.recipe import Recipe
 from ...shapes.model import AttentionShape, ModelShape
 from ..rows import Cursor, Own

@@ -10,12 +10,11 @@ from typing import cast
 import numpy as np
 import torch
 
-from ...kernels.accept import STRIDE
 from ...kernels.activation import quantise
-from ...kernels.attention import ROWS
 from ...kernels.fixed import FIXED
-from ...kernels.lm_head import HeadInput, lm_head, lm_head_logits, new_scratch
-from ...kernels.norm import draft_norm, norm
+from ...kernels.layout import ROWS, STRIDE, Activation
+from ...kernels.lm_head import lm_head, lm_head_logits, new_scratch
+from ...kernels.norm import DraftEntry, Residual, draft_norm, norm
 from ...kernels.prefill import prefill_linear
 from ...schedules.recipe import Recipe
 from ...schedules.schedule import HeadSchedule, LinearSchedule
@@ -99,7 +98,7 @@ class TritonEagle3Model:
         """fc of up to FEED rows [rows, 3 H_target]: the drafter's features, [>= rows, H] at a fixed address."""
         x, scale, numerics = features[None], self.fc_scale, self.recipe.numerics
         if scale is not None:
-            quantise(features, self.fc_in, scale, rows=rows, schedule=FIXED["quantise_row"].schedule,
+            quantise(features, Activation(self.fc_in, scale), rows=rows, schedule=FIXED["quantise_row"].schedule,
                      numerics=numerics)
             x = self.fc_in
         if rows <= ROWS:
@@ -109,8 +108,7 @@ class TritonEagle3Model:
             if split:
                 self.reduced[:rows].copy_(summed(y))
         else:
-            prefill_linear(x, self.fc.w, self.reduced, rows=rows, x_scale=scale, w_scale=self.fc.scale,
-                           numerics=numerics)
+            prefill_linear(Activation(x, scale), self.fc, self.reduced, rows=rows, numerics=numerics)
         return self.reduced
 
     @torch.inference_mode()
@@ -153,30 +151,31 @@ class TritonEagle3Model:
     def _launch(self, phase: Phase, tokens: torch.Tensor, features: torch.Tensor, cache: DeviceCache, length: torch.Tensor,
                 rows: int, chunks: int) -> None:
         space = phase.space
-        draft_norm(tokens, self.embedding, features, self.layer.input_norm, self.hidden_norm, self.shape.rms_norm_eps, rows=rows,
-                   x=space.x, out=space.entry, scale=space.x_scale, normed_residual=self.norm_before_residual,
+        entry = DraftEntry(self.embedding, self.layer.input_norm, self.hidden_norm, self.shape.rms_norm_eps,
+                           self.norm_before_residual)
+        draft_norm(entry, tokens, features, space.x, Activation(space.entry, space.x_scale), rows=rows,
                    schedule=FIXED["draft_norm"].schedule, numerics=self.recipe.numerics)
         launch_all(phase.layer(0, self.layer, cache, length, rows, chunks))
 
-    def launch_entries(self, cache: DeviceCache, source: Verified, rows: int, chunks: int, terms: bool) -> HeadInput:
+    def launch_entries(self, cache: DeviceCache, source: Verified, rows: int, chunks: int, terms: bool) -> Activation:
         """The entries of a verification of `rows` rows from the target's features: what the head reads after the accepted one,
         which is then row 0 of x. terms: as in _end."""
         reduced = self.launch_reduce(source.features, rows)
         self._launch(self.decode, source.winners, reduced, cache, source.inputs.start(0), rows, chunks)
         return self._end(terms, source.inputs.tip)
 
-    def launch_own(self, cache: DeviceCache, token: torch.Tensor, start: torch.Tensor, chunks: int, terms: bool) -> HeadInput:
+    def launch_own(self, cache: DeviceCache, token: torch.Tensor, start: torch.Tensor, chunks: int, terms: bool) -> Activation:
         """One entry on the drafter's own feature, row 0 of x: what the head reads after it. terms: as in _end."""
         self._launch(self.decode, token, self.decode.space.x, cache, start, 1, chunks)
         return self._end(terms)
 
-    def _end(self, terms: bool, row: torch.Tensor | None = None) -> HeadInput:
+    def _end(self, terms: bool, row: torch.Tensor | None = None) -> Activation:
         """The norm before the head, of one row. terms: straight into what an e4m3 head reads; else into row 0 of space.final."""
         if not terms or self.head.scale is None:
             self.decode.end(self.norm, 1, last=True, row=row)
-            return HeadInput(self.decode.space.final[:1])
-        norm(self.decode.space.x, self.norm, self.shape.rms_norm_eps, rows=1, out=self.head_in, scale=self.head_scale,
-             part=self.decode.space.y_down, row=row, schedule=FIXED["norm"].schedule, numerics=self.recipe.numerics)
+            return Activation(self.decode.space.final[None, :1])
+        norm(Residual(self.decode.space.x, self.decode.space.y_down, row=row), self.norm, self.shape.rms_norm_eps,
+             Activation(self.head_in, self.head_scale), rows=1, schedule=FIXED["norm"].schedule, numerics=self.recipe.numerics)
         return self._terms(1)
 
     def launch_draft(self, cache: DeviceCache, source: Verified, length: int, chunks: int,
@@ -187,7 +186,7 @@ class TritonEagle3Model:
         for step in range(length):
             if keep:
                 self._keep(step)
-            token = self._winners(x if x.scale is not None else self._head_input(x.x))
+            token = self._winners(x if x.scale is not None else self._head_input(x.values[0]))
             propose(token, step)
             if step + 1 < length:
                 x = self.launch_own(cache, token, source.inputs.start(2 + step), chunks, terms=not keep)
@@ -220,20 +219,20 @@ class TritonEagle3Model:
         """The target ids of the winners, [rows] int32, at a fixed address. final [rows, H] bf16, up to a row tile."""
         return self._winners(self._head_input(final))
 
-    def _winners(self, x: HeadInput) -> torch.Tensor:
-        return lm_head(x, self.head.w, schedule=self.head_schedule, numerics=self.recipe.numerics, w_scale=self.head.scale,
-                       limit=self.limit, ids=self.map, scratch=self.scratch)
+    def _winners(self, x: Activation) -> torch.Tensor:
+        return lm_head(x, self.head, schedule=self.head_schedule, numerics=self.recipe.numerics, limit=self.limit,
+                       ids=self.map, scratch=self.scratch)
 
-    def _head_input(self, final: torch.Tensor) -> HeadInput:
+    def _head_input(self, final: torch.Tensor) -> Activation:
         """final, or what an e4m3 head reads of it."""
         if self.head.scale is None:
-            return HeadInput(final)
-        quantise(final, self.head_in, self.head_scale, rows=len(final), schedule=FIXED["quantise_row"].schedule,
+            return Activation(final[None])
+        quantise(final, Activation(self.head_in, self.head_scale), rows=len(final), schedule=FIXED["quantise_row"].schedule,
                  numerics=self.recipe.numerics)
         return self._terms(len(final))
 
-    def _terms(self, rows: int) -> HeadInput:
-        return HeadInput(self.head_in[0, :rows], self.head_in[1, :rows], self.head_scale[:rows])
+    def _terms(self, rows: int) -> Activation:
+        return Activation(self.head_in, self.head_scale).first(rows)
 
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:
@@ -249,8 +248,8 @@ class TritonEagle3Model:
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, V_d] in fp32 over the head's rows; -inf where the target id has no token."""
         with on(self.device):
-            parts = [lm_head_logits(self._head_input(part.contiguous()), self.head.w, schedule=self.head_schedule,
-                                    numerics=self.recipe.numerics, w_scale=self.head.scale)
+            parts = [lm_head_logits(self._head_input(part.contiguous()), self.head, schedule=self.head_schedule,
+                                    numerics=self.recipe.numerics)
                      for part in final.split(self.head_schedule.row_tile)]
         logits = torch.cat(parts)
         logits[:, self.limit:] = -torch.inf

@@ -4,15 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.accept import ENDS, FINISHED, LEFT, LENGTH, ROUND, STARTS, STATE, STRIDE, TIP
-from ...kernels.attention import ROWS
+from ...kernels.layout import ENDS, FINISHED, LEFT, LENGTH, PAIR, ROUND, ROWS, STARTS, STATE, STRIDE, TIP
 
-PAIR = 4  # room for the last two tokens of the sequence
 NO_END = -2  # pads the list of end ids: neither a token nor the -1 of a row of NaN
 
 
 class DeviceInputs:
-    """row_tokens [ROWS], state [STATE], starts [STARTS * STRIDE], pair [PAIR], ends [ENDS] (see kernels/accept.py), all int32 in
+    """row_tokens [ROWS], state [STATE], starts [STARTS * STRIDE], pair [PAIR], ends [ENDS] (see kernels/layout.py), all int32 in
     one buffer that one copy fills. length [1]: tokens in the cache, part of state."""
 
     def __init__(self, device: torch.device) -> None:

@@ -13,9 +13,10 @@ import torch
 from ...kernels.activation import quantise, segments, swiglu
 from ...kernels.attention import attention, max_rows
 from ...kernels.fixed import FIXED
+from ...kernels.layout import Activation
 from ...kernels.linear import interleave, linear
 from ...kernels.merge import merge, parts
-from ...kernels.norm import norm
+from ...kernels.norm import Residual, norm
 from ...kernels.prefill import prefill_attention, prefill_linear
 from ...kernels.rope import rope_append
 from ...schedules.recipe import Numerics, Precision, Recipe
@@ -48,9 +49,7 @@ def decode_linear(x: torch.Tensor, scale: torch.Tensor | None, weights: Packed, 
                   numerics: Numerics, **more: Any) -> torch.Tensor:
     """The first rows of x, terms [2, >= rows, K] e4m3 with scale [>= rows], or [1, >= rows, K] bf16 without, through the decode
     linear; more: as kernels/linear.py has it."""
-    two = scale is not None
-    return linear(x[0, :rows], weights.w, x_lo=x[1, :rows] if two else None, x_scale=scale[:rows] if scale is not None else None,
-                  w_scale=weights.scale, bias=weights.bias, schedule=schedule, numerics=numerics, **more)
+    return linear(Activation(x, scale).first(rows), weights, schedule=schedule, numerics=numerics, **more)
 
 
 @dataclass(frozen=True)
@@ -115,21 +114,21 @@ class Phase:
             yield "quantise", lambda: heads[0, :rows].copy_(flat[:rows])
         else:
             schedule = FIXED["quantise_row" if amax is None else "quantise"].schedule
-            yield "quantise", lambda: quantise(flat, heads, scale, rows=rows, amax=amax, schedule=schedule,
+            yield "quantise", lambda: quantise(flat, Activation(heads, scale), rows=rows, amax=amax, schedule=schedule,
                                                numerics=self.numerics)
 
     def mix(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
         """What the rows learn from the sequence: from qkv's partials to space.heads."""
         yield "rope", lambda: rope_append(
-            self.space.qkv, *self.rope, length, rows=rows, q=self.space.q, k_cache=cache.keys[index],
-            v_cache=cache.values[index], schedule=FIXED["rope"].schedule, numerics=self.numerics)
+            self.space.qkv, self.rope, length, rows=rows, q=self.space.q, cache=(cache.keys[index], cache.values[index]),
+            schedule=FIXED["rope"].schedule, numerics=self.numerics)
         yield from self.attend(index, cache, length, rows, chunks)
 
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
         """x = embedding of the tokens, normed for the first layer."""
         space = self.space
-        norm(space.x, weight, self.shape.rms_norm_eps, rows=rows, out=space.entry, scale=space.x_scale, tokens=tokens,
-             embedding=embedding, schedule=FIXED["norm"].schedule, numerics=self.numerics)
+        norm(Residual(space.x, tokens=tokens, embedding=embedding), weight, self.shape.rms_norm_eps,
+             Activation(space.entry, space.x_scale), rows=rows, schedule=FIXED["norm"].schedule, numerics=self.numerics)
 
     def layer(self, index: int, weights: PackedLayer, cache: DeviceCache, length: torch.Tensor, rows: int,
               chunks: int) -> Iterator[Launched]:
@@ -138,12 +137,12 @@ class Phase:
         yield "qkv", lambda: self.linear("qkv", weights.qkv, space.entry, space.x_scale, space.qkv, rows)
         yield from self.mix(index, cache, length, rows, chunks)
         yield "o", lambda: self.linear("o", weights.o, space.heads, space.heads_scale, space.y_o, rows)
-        yield "norm", lambda: norm(space.x, weights.post_norm, self.shape.rms_norm_eps, rows=rows, out=space.hidden,
-                                   scale=space.x_scale, part=space.y_o, schedule=FIXED["norm"].schedule,
+        yield "norm", lambda: norm(Residual(space.x, space.y_o), weights.post_norm, self.shape.rms_norm_eps,
+                                   Activation(space.hidden, space.x_scale), rows=rows, schedule=FIXED["norm"].schedule,
                                    numerics=numerics)
         yield from self.gated(weights.gate_up, rows)
         if (act_scale := space.act_scale) is not None:
-            yield "quantise", lambda: quantise(space.act, space.act_q, act_scale, rows=rows, amax=self.act_amax,
+            yield "quantise", lambda: quantise(space.act, Activation(space.act_q, act_scale), rows=rows, amax=self.act_amax,
                                                schedule=FIXED["quantise"].schedule, numerics=numerics)
         yield "down", lambda: self.linear("down", weights.down, space.act_q, space.act_scale, space.y_down, rows)
 
@@ -151,8 +150,8 @@ class Phase:
             row: torch.Tensor | None = None) -> None:
         """x += down, normed: for the next layer, or in bf16 for the head where `last`. row: as in kernels/norm.py."""
         space = self.space
-        norm(space.x, weight, self.shape.rms_norm_eps, rows=rows, out=space.final if last else space.entry,
-             scale=None if last else space.x_scale, part=space.y_down, feature=feature, row=row,
+        norm(Residual(space.x, space.y_down, row=row), weight, self.shape.rms_norm_eps,
+             Activation(space.final[None]) if last else Activation(space.entry, space.x_scale), rows=rows, feature=feature,
              schedule=FIXED["norm"].schedule, numerics=self.numerics)
 
 
@@ -212,8 +211,7 @@ class Decode(Phase):
         if weights.scale is not None:
             terms = x.new_empty(2, *x.shape, dtype=weights.w.dtype)
             scale = x.new_empty(len(x), dtype=torch.float32)
-            quantise(x, terms, scale, rows=len(x), schedule=FIXED["quantise_row"].schedule,
-                     numerics=self.numerics)
+            quantise(x, Activation(terms, scale), rows=len(x), schedule=FIXED["quantise_row"].schedule, numerics=self.numerics)
         y = decode_linear(terms, scale, weights, len(x), schedule, self.numerics)
         return y if schedule.split_k == 1 else summed(y).to(torch.bfloat16)
 
@@ -231,8 +229,7 @@ class Prefill(Phase):
     def linear(self, kernel: str, weights: Packed, x: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor,
                rows: int) -> None:
         """See Phase."""
-        prefill_linear(x, weights.w, out[0], rows=rows, x_scale=scale, w_scale=weights.scale, bias=weights.bias,
-                       numerics=self.numerics)
+        prefill_linear(Activation(x, scale), weights, out[0], rows=rows, numerics=self.numerics)
 
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
         """See Phase."""

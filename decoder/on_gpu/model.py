@@ -13,7 +13,7 @@ from typing import cast
 import torch
 import triton
 
-from ...kernels.attention import ROWS
+from ...kernels.layout import ROWS, Activation, Weights
 from ...kernels.lm_head import lm_head, lm_head_logits, new_scratch
 from ...kernels.prefill import WIDE
 from ...schedules.recipe import Precision, Recipe
@@ -196,7 +196,8 @@ class TritonModel:
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, vocab_size] in fp32; -inf at ids beyond the tokenizer's."""
         with self.lock, torch.inference_mode(), on(self.device):
-            parts = [lm_head_logits(part.contiguous(), self.head, schedule=self.head_schedule, numerics=self.recipe.numerics)
+            parts = [lm_head_logits(Activation(part.contiguous()[None]), Weights(self.head), schedule=self.head_schedule,
+                                    numerics=self.recipe.numerics)
                      for part in final.split(self.head_schedule.row_tile)]
             logits = torch.cat(parts)
             logits[:, self.vocab_limit:] = -torch.inf
@@ -214,8 +215,8 @@ class TritonModel:
 
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
         """The winners of up to a row tile of rows, [rows] int32, at a fixed address."""
-        return lm_head(final, self.head, schedule=self.head_schedule, numerics=self.recipe.numerics, limit=self.vocab_limit,
-                       scratch=self.scratch)
+        return lm_head(Activation(final[None]), Weights(self.head), schedule=self.head_schedule, numerics=self.recipe.numerics,
+                       limit=self.vocab_limit, scratch=self.scratch)
 
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
         """See backend.Model.project."""

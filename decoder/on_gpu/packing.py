@@ -4,17 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from ...kernels.layout import Weights
 from ...schedules.recipe import Precision
 from ..on_torch.linear import quantise_weights
 
 
 @dataclass(frozen=True)
-class Packed:
-    """One linear. w [N, K] e4m3 with scale [N] fp32, or bf16 without; bias [N] bf16 or None."""
-
-    w: torch.Tensor
-    scale: torch.Tensor | None
-    bias: torch.Tensor | None
+class Packed(Weights):
+    """One linear on the device."""
 
     @property
     def nbytes(self) -> int:

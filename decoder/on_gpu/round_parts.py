@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ...kernels.accept import HEADER, RECORD, accept, draft_token
+from ...kernels.accept import accept, draft_token
 from ...kernels.fixed import FIXED
+from ...kernels.layout import HEADER, RECORD
 from ...schedules.recipe import Numerics
 from ..backend import RequestState
 from ..drafter import Drafter
@@ -48,7 +49,7 @@ def new_script(capacity: int, device: torch.device) -> Script:
 
 def put(token: torch.Tensor, step: int, inputs: DeviceInputs, numerics: Numerics, script: Script | None) -> None:
     """A drafted token [1], or the script's, becomes row 1 + step of `inputs`."""
-    draft_token(token, inputs.row_tokens, inputs.state, step=step, schedule=FIXED["draft_token"].schedule, numerics=numerics,
+    draft_token(token, inputs, step=step, schedule=FIXED["draft_token"].schedule, numerics=numerics,
                 reference=script.reference if script else None, accepted=script.accepted if script else None)
 
 
@@ -86,8 +87,8 @@ class Rounds:
     def accept(self, draft_length: int) -> None:
         """The verdict on that pass, and its record."""
         model, inputs = self.model, self.model.inputs
-        accept(model.verified.winners, inputs.row_tokens, inputs.pair, inputs.state, inputs.starts, inputs.ends, self.records,
-               draft_length=draft_length, schedule=FIXED["accept"].schedule, numerics=model.recipe.numerics)
+        accept(model.verified.winners, inputs, self.records, draft_length=draft_length,
+               schedule=FIXED["accept"].schedule, numerics=model.recipe.numerics)
 
     def fetch(self, slot: int, count: int) -> torch.cuda.Event | None:
         """Copies `count` records, from `slot` on, to the host; the event says when they have come."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ...kernels.accept import ENDS
+from ...kernels.layout import ENDS
 from ..backend import RequestState, RoundPlan
 from ..drafter import Drafter
 from .cache import DeviceCache

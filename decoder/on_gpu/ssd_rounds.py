@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ...kernels.branch_selection import select_branch
 from ...kernels.fixed import FIXED
-from ...kernels.serve import HIT, serve
+from ...kernels.layout import HIT
 from ..backend import RequestState
 from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
@@ -180,8 +181,8 @@ class Ahead:
         """The verdict, and the next draft where a branch is ready for it. A script has the word on both."""
         rounds, model, script = self.rounds, self.rounds.model, self.rounds.script
         rounds.accept(length)
-        serve(self.table, model.inputs.row_tokens, model.inputs.state, rounds.records, draft_length=length,
-              schedule=FIXED["serve"].schedule, numerics=model.recipe.numerics, hits=script.hits if script else None)
+        select_branch(self.table, model.inputs, rounds.records, draft_length=length, schedule=FIXED["select_branch"].schedule,
+                      numerics=model.recipe.numerics, hits=script.hits if script else None)
         for step in range(length if script else 0):
             rounds.propose(self.table[0, :1], step)
 

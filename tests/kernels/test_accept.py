@@ -1,12 +1,14 @@
 """Accept and reject against the rule written in plain Python, for any round; the drafted token and its script."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_kernels.kernels.accept import (
+from tune_kernels.kernels.accept import accept, draft_token
+from tune_kernels.kernels.layout import (
     ENDS,
     FINISHED,
     HEADER,
@@ -19,8 +21,6 @@ from tune_kernels.kernels.accept import (
     STATE,
     STRIDE,
     TIP,
-    accept,
-    draft_token,
 )
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule
@@ -88,7 +88,8 @@ def judge(case: Round, device: str) -> dict[str, Any]:
         "starts": tensor([POISON] * (STARTS * STRIDE), device),
         "ends": tensor([*case.ends, *[NO_END] * (ENDS - len(case.ends))], device),
         "records": tensor([POISON] * (RING * RECORD), device).view(RING, RECORD)}
-    accept(**tensors, draft_length=len(case.draft), schedule=SCHEDULE, numerics=NUMERICS)
+    now: Any = SimpleNamespace(**{name: tensors[name] for name in ("row_tokens", "pair", "state", "starts", "ends")})
+    accept(tensors["winners"], now, tensors["records"], draft_length=len(case.draft), schedule=SCHEDULE, numerics=NUMERICS)
     return tensors
 
 
@@ -126,7 +127,7 @@ def check(case: Round, device: str) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_accepted_count(width: int, device: str) -> None:
-    """cases.md, Decoding 1, 11, 12."""
+    """Decoding 1, 11, 12."""
     winners = list(range(20, 21 + width))
     for accepted in range(width + 1):
         draft = [*winners[:accepted], *(token + 40 for token in winners[accepted:width])]
@@ -137,7 +138,7 @@ def test_every_accepted_count(width: int, device: str) -> None:
 
 @pytest.mark.parametrize("at", range(5))
 def test_an_end_at_each_place(at: int, device: str) -> None:
-    """cases.md, Decoding 6: an accepted end stops there; one that is rejected, or past the recovery token, doesn't."""
+    """Decoding 6: an accepted end stops there; one that is rejected, or past the recovery token, doesn't."""
     winners = [20, 21, 22, 23, 24]
     for accepted in range(5):
         draft = [*winners[:accepted], *[40] * (4 - accepted)]
@@ -148,7 +149,7 @@ def test_an_end_at_each_place(at: int, device: str) -> None:
 
 
 def test_the_limit_at_each_place(device: str) -> None:
-    """cases.md, Decoding 8: the limit, alone and with an end before, at and after it."""
+    """Decoding 8: the limit, alone and with an end before, at and after it."""
     winners = [20, 21, 22, 23, 24]
     for left in range(1, 7):
         check(Round(winners, winners[:4], left=left), device)
@@ -204,7 +205,8 @@ def drafted(token: int, step: int, device: str, script: Script | None = None, le
     state[LENGTH], state[ROUND] = length, number
     rows = tensor([POISON] * ROWS, device)
     given = {"reference": tensor(script.reference, device), "accepted": tensor(script.accepted, device)} if script else {}
-    draft_token(tensor([token], device), rows, tensor(state, device), step=step, schedule=SCHEDULE, numerics=NUMERICS, **given)
+    now: Any = SimpleNamespace(row_tokens=rows, state=tensor(state, device))
+    draft_token(tensor([token], device), now, step=step, schedule=SCHEDULE, numerics=NUMERICS, **given)
     return rows.tolist()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from helpers import assert_close, assert_same_bytes
 from tune_kernels.kernels.activation import SEGMENT, quantise, segments, swiglu, swiglu_reference
-from tune_kernels.kernels.linear import LO_FACTOR
+from tune_kernels.kernels.layout import LO_FACTOR, Activation
 from tune_kernels.kernels.norm import quantise_reference
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule
@@ -76,7 +76,7 @@ def run_quantise(x: Any, rows: int, amax: Any = None) -> tuple[Any, Any]:
 
     out = poisoned(2, *x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = poisoned(x.shape[0], dtype=torch.float32, device=x.device)
-    quantise(x, out, scale, rows=rows, amax=amax, schedule=SCHEDULE, numerics=NUMERICS)
+    quantise(x, Activation(out, scale), rows=rows, amax=amax, schedule=SCHEDULE, numerics=NUMERICS)
     return out, scale
 
 
@@ -136,8 +136,9 @@ def test_terms_are_those_of_the_torch_backend(N: int, device: str) -> None:
     hi, lo, theirs = split(x[:MOST])
     assert_same_bytes(out[:, :MOST], torch.stack([hi, lo]), "terms")
     assert_same_bytes(scale[:MOST], theirs[:, 0], "scale")
-    assert_same_bytes(out[:, :MOST], quantise_reference(x[:MOST])[0], "the reference's terms")
-    assert_same_bytes(scale[:MOST], quantise_reference(x[:MOST])[1], "the reference's scale")
+    reference = quantise_reference(x[:MOST])
+    assert_same_bytes(out[:, :MOST], reference.values, "the reference's terms")
+    assert_same_bytes(scale[:MOST], reference.scale, "the reference's scale")
     assert out[:, MOST:].float().isnan().all() and scale[MOST:].isnan().all()
     for parts in (1, segments(N), N // 16):
         amax = poisoned(ROOM, parts, dtype=torch.float32, device=device)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes
-from tune_kernels.kernels.attention import FOLD, Partials, attention, attention_reference, max_rows, new_partials
+from tune_kernels.kernels.attention import Partials, attention, attention_reference, max_rows, new_partials
+from tune_kernels.kernels.layout import FOLD
 from tune_kernels.kernels.merge import merge, merge_reference, parts
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
 from tune_kernels.kernels.activation import segments, swiglu, swiglu_reference
+from tune_kernels.kernels.layout import Activation, Weights
 from tune_kernels.kernels.linear import interleave, linear, linear_contract, linear_grid, linear_reference
 from tune_kernels.kernels.norm import quantise_reference
 from tune_kernels.kernels.operation import ContractError
@@ -63,7 +64,7 @@ CASES = [
 ]
 
 
-def operands(case: Case, rows: int, device: str, seed: int = 0) -> dict[str, Any]:
+def operands(case: Case, rows: int, device: str, seed: int = 0) -> tuple[Activation, Weights]:
     """Random operands, NaN-poisoned between rows, scales of a wide exponent range."""
     import torch
 
@@ -71,29 +72,24 @@ def operands(case: Case, rows: int, device: str, seed: int = 0) -> dict[str, Any
     x = torch.randn(rows, case.K, generator=gen)
     w = torch.randn(case.N, case.K, generator=gen)
     kind = torch.float8_e4m3fn if case.fp8 else torch.bfloat16
-    found: dict[str, Any] = {"x": strided(x.to(device).to(kind), 16), "w": strided(w.to(device).to(kind), 48)}
-    if case.terms == 2:
-        both = strided(quantise_reference(x.to(device).bfloat16())[0], 16)
-        found["x"], found["x_lo"] = both[0], both[1]
+    values = quantise_reference(x.to(device).bfloat16()).values if case.terms == 2 else x[None].to(device).to(kind)
+    scale = w_scale = bias = None
     if case.fp8:
-        found["x_scale"] = torch.exp2(torch.randint(-8, 4, (rows,), generator=gen).float()).to(device) * 1.1
-        found["w_scale"] = torch.exp2(torch.randint(-8, 4, (case.N,), generator=gen).float()).to(device) * 1.3
+        scale = torch.exp2(torch.randint(-8, 4, (rows,), generator=gen).float()).to(device) * 1.1
+        w_scale = torch.exp2(torch.randint(-8, 4, (case.N,), generator=gen).float()).to(device) * 1.3
     if case.bias:
-        found["bias"] = torch.randn(case.N, generator=gen).to(device).bfloat16()
-    return found
+        bias = torch.randn(case.N, generator=gen).to(device).bfloat16()
+    return Activation(strided(values, 16), scale), Weights(strided(w.to(device).to(kind), 48), w_scale, bias)
 
 
-def some_rows(tensors: dict[str, Any], rows: slice) -> dict[str, Any]:
-    """The operands of some of the rows."""
-    part = {name: tensors[name][rows] for name in ("x", "x_lo") if name in tensors}
-    if "x_scale" in tensors:
-        part["x_scale"] = tensors["x_scale"][rows].clone()
-    return {**tensors, **part}
+def some_rows(x: Activation, rows: slice) -> Activation:
+    """Some of the rows; scales start on 16 bytes."""
+    return Activation(x.values[:, rows], None if x.scale is None else x.scale[rows].clone())
 
 
-def run(case: Case, tensors: dict[str, Any]) -> Any:
+def run(case: Case, x: Activation, w: Weights) -> Any:
     """y, with split-K partials summed in index order."""
-    y = linear(**tensors, schedule=case.schedule, numerics=NUMERICS)
+    y = linear(x, w, schedule=case.schedule, numerics=NUMERICS)
     if case.schedule.split_k == 1:
         return y
     total = y[0]
@@ -104,22 +100,20 @@ def run(case: Case, tensors: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_linear_equals_fp64(case: Case, device: str) -> None:
-    tensors = operands(case, 5, device)
-    found = run(case, tensors)
-    expected = linear_reference(**tensors)
-    assert_close(found, expected, rms=4e-3, worst=6e-2, what=case.name)
+    x, w = operands(case, 5, device)
+    assert_close(run(case, x, w), linear_reference(x, w), rms=4e-3, worst=6e-2, what=case.name)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_rows_alone_and_among_others(case: Case, device: str) -> None:
     """Row r of 1 to 9 rows is, bit for bit, the row alone."""
     most = min(9, case.schedule.row_tile)
-    tensors = operands(case, most, device)
-    whole = run(case, tensors)
+    x, w = operands(case, most, device)
+    whole = run(case, x, w)
     for rows in range(1, most):
-        assert_same_bytes(run(case, some_rows(tensors, slice(rows))), whole[:rows], f"{case.name}, {rows} rows")
-    last = some_rows(tensors, slice(most - 1, most))
-    assert_same_bytes(run(case, last), whole[most - 1:], f"{case.name}, last row alone")
+        assert_same_bytes(run(case, some_rows(x, slice(rows)), w), whole[:rows], f"{case.name}, {rows} rows")
+    last = some_rows(x, slice(most - 1, most))
+    assert_same_bytes(run(case, last, w), whole[most - 1:], f"{case.name}, last row alone")
 
 
 def test_partials_go_where_they_are_told_and_nowhere_else(device: str) -> None:
@@ -127,26 +121,26 @@ def test_partials_go_where_they_are_told_and_nowhere_else(device: str) -> None:
     import torch
 
     case = Case("split", N=80, K=336, schedule=replace(BASE, split_k=4))
-    tensors = operands(case, 3, device)
+    x, w = operands(case, 3, device)
     buffer = torch.full((4, 3, 112), float("nan"), device=device)
-    linear(**tensors, schedule=case.schedule, numerics=NUMERICS, out=buffer[:, :, :80])
+    linear(x, w, schedule=case.schedule, numerics=NUMERICS, out=buffer[:, :, :80])
     assert not buffer[:, :, :80].isnan().any()
     assert buffer[:, :, 80:].isnan().all()
 
 
 def test_same_run_twice(device: str) -> None:
     case = CASES[0]
-    tensors = operands(case, 5, device)
-    assert_same_bytes(run(case, tensors), run(case, tensors))
+    x, w = operands(case, 5, device)
+    assert_same_bytes(run(case, x, w), run(case, x, w))
 
 
 def test_grid_and_loads_leave_the_bits_alone(device: str) -> None:
     """Persistent or not, pointer or TMA: who computes a tile, and how weights arrive, changes nothing."""
     case = Case("grid", N=144, K=144)
-    tensors = operands(case, 5, device)
-    plain = run(case, tensors)
+    x, w = operands(case, 5, device)
+    plain = run(case, x, w)
     for change in ({"blocks_per_sm": 1}, {"blocks_per_sm": 2}, {"load": "tma"}):
-        assert_same_bytes(run(replace(case, schedule=replace(BASE, **change)), tensors), plain, str(change))
+        assert_same_bytes(run(replace(case, schedule=replace(BASE, **change)), x, w), plain, str(change))
 
 
 @pytest.mark.parametrize("change", [{}, {"N": 80}, {"K": 240}, {"bias": True}, {"terms": 1}, {"fp8": False, "terms": 1}], ids=str)
@@ -154,9 +148,9 @@ def test_grid_and_loads_leave_the_bits_alone(device: str) -> None:
 def test_preloaded_weights_leave_the_bits_alone(split_k: int, change: dict[str, Any], device: str) -> None:
     """The same chain of products, whether a split's weights came at once or step by step."""
     case = Case("preload", **{"K": 128 * split_k, "terms": 2, **change}, schedule=replace(BASE, BLOCK_K=128, split_k=split_k))
-    tensors = operands(case, 5, device)
+    x, w = operands(case, 5, device)
     preloaded = replace(case, schedule=replace(case.schedule, preload=True))
-    assert_same_bytes(run(preloaded, tensors), run(case, tensors))
+    assert_same_bytes(run(preloaded, x, w), run(case, x, w))
 
 
 @pytest.mark.parametrize("rows", [16, 32, 112])
@@ -186,15 +180,15 @@ GATED = [
 ]
 
 
-def run_gated(case: Case, tensors: dict[str, Any], device: str) -> tuple[Any, Any]:
+def run_gated(case: Case, x: Activation, w: Weights, device: str) -> tuple[Any, Any]:
     """act, with poison past its columns that must stay, and the largest magnitude of each tile of it."""
     import torch
 
-    rows, room = tensors["x"].shape[0], 16
+    rows, room = x.values.shape[1], 16
     act = torch.full((rows, case.N // 2 + 16 + case.N // 2 % 16), float("nan"), dtype=torch.bfloat16, device=device)
     tiles = -(-case.N // case.schedule.BLOCK_N)
     amax = torch.full((room, tiles), float("nan"), device=device) if case.fp8 else None
-    linear(**tensors, schedule=case.schedule, numerics=NUMERICS, out=act[:, :case.N // 2], swiglu=True, amax=amax)
+    linear(x, w, schedule=case.schedule, numerics=NUMERICS, out=act[:, :case.N // 2], swiglu=True, amax=amax)
     assert act[:, case.N // 2:].isnan().all()
     assert amax is None or amax[rows:].isnan().all()
     return act[:, :case.N // 2], None if amax is None else amax[:rows]
@@ -207,12 +201,11 @@ def test_swiglu_as_epilogue(case: Case, device: str) -> None:
     import torch
 
     most = min(9, case.schedule.row_tile)
-    tensors = operands(case, most, device)
-    for name in ("x_scale", "w_scale"):  # so that gates lie where silu bends
-        if name in tensors:
-            tensors[name] = torch.full_like(tensors[name], 0.375)
-    act, amax = run_gated(case, tensors, device)
-    y = run(case, tensors)
+    x, w = operands(case, most, device)
+    if x.scale is not None and w.scale is not None:  # gates then lie where silu bends
+        x, w = replace(x, scale=torch.full_like(x.scale, 0.375)), replace(w, scale=torch.full_like(w.scale, 0.375))
+    act, amax = run_gated(case, x, w, device)
+    y = run(case, x, w)
     assert_close(act, swiglu_reference(y), rms=6e-3, worst=1e-1, what=case.name)
     alone = torch.full((most, case.N // 2), float("nan"), dtype=torch.bfloat16, device=device)
     maxima = y.new_empty(most, segments(case.N // 2), dtype=torch.float32)
@@ -223,7 +216,7 @@ def test_swiglu_as_epilogue(case: Case, device: str) -> None:
         for tile in range(amax.shape[1]):
             assert_same_bytes(amax[:, tile], act[:, tile * half:(tile + 1) * half].float().abs().amax(-1), f"tile {tile}")
     for some in (*(slice(rows) for rows in range(1, most)), slice(most - 1, most)):
-        part, top = run_gated(case, some_rows(tensors, some), device)
+        part, top = run_gated(case, some_rows(x, some), w, device)
         assert_same_bytes(part, act[some], f"{case.name}, {some}")
         if top is not None and amax is not None:
             assert_same_bytes(top, amax[some], f"{case.name}, maxima of {some}")
@@ -250,32 +243,36 @@ def test_an_output_of_another_kind_is_refused(split_k: int, size: tuple[int, ...
     """Partials would land in it where it has no room for them."""
     import torch
 
-    tensors = operands(CASES[0], 5, device)
-    with pytest.raises(ContractError, match="out"):
-        linear(**tensors, schedule=replace(BASE, split_k=split_k), numerics=NUMERICS,
+    x, w = operands(CASES[0], 5, device)
+    with pytest.raises(ContractError, match="out is"):
+        linear(x, w, schedule=replace(BASE, split_k=split_k), numerics=NUMERICS,
                out=torch.empty(size, dtype=getattr(torch, dtype), device=device))
 
 
-@pytest.mark.parametrize("change", ["amax without swiglu", "swiglu without amax", "x_lo of bf16", "x_lo of another shape",
-                                    "x_lo before x"])
-def test_terms_and_maxima_that_do_not_fit_are_refused(change: str, device: str) -> None:
+@pytest.mark.parametrize(("change", "message"), [
+    ("amax without swiglu", "amax is given"), ("swiglu without amax", "amax is missing"), ("terms of bf16", "x is"),
+    ("three terms", "3 terms"), ("second term on the first", "x is")])
+def test_terms_and_maxima_that_do_not_fit_are_refused(change: str, message: str, device: str) -> None:
     import torch
 
-    tensors = operands(Case("refused", terms=2), 5, device)
-    x, x_lo = tensors["x"], tensors["x_lo"]
-    changes: dict[str, dict[str, Any]] = {
-        "amax without swiglu": {"amax": torch.empty(16, 2, device=device)},
-        "swiglu without amax": {"swiglu": True},
-        "x_lo of bf16": {"x_lo": x_lo.float().bfloat16()},
-        "x_lo of another shape": {"x_lo": x_lo[:4]},
-        "x_lo before x": {"x": x_lo, "x_lo": x},
-    }
-    with pytest.raises(ContractError):
-        linear(**{**tensors, **changes[change]}, schedule=BASE, numerics=NUMERICS)
+    x, w = operands(Case("refused", terms=2), 5, device)
+    more: dict[str, Any] = {}
+    if change == "amax without swiglu":
+        more["amax"] = torch.empty(16, 2, device=device)
+    elif change == "swiglu without amax":
+        more["swiglu"] = True
+    elif change == "terms of bf16":
+        x = replace(x, values=x.values.float().bfloat16())
+    elif change == "three terms":
+        x = replace(x, values=torch.cat([x.values.view(torch.uint8)] * 2)[:3].view(torch.float8_e4m3fn))
+    else:
+        x = replace(x, values=x.values[:1].expand(2, -1, -1))
+    with pytest.raises(ContractError, match=message):
+        linear(x, w, schedule=BASE, numerics=NUMERICS, **more)
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"x_scale": None}, "scales"),
+    ({"x_scale": None}, "x_scale is missing"),
     ({"rows": 17}, "17 rows"),
     ({"split_k": 4}, "split_k 4 is more than the 3 steps"),
     ({"stride": 8}, "stride_xm"),
@@ -283,22 +280,21 @@ def test_terms_and_maxima_that_do_not_fit_are_refused(change: str, device: str) 
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, device: str) -> None:
     """Rejected, never truncated."""
     case = Case("refused", schedule=replace(BASE, split_k=change.get("split_k", 1)))
-    tensors = operands(case, change.get("rows", 5), device)
+    x, w = operands(case, change.get("rows", 5), device)
     if "x_scale" in change:
-        tensors["x_scale"] = None
+        x = replace(x, scale=None)
     if "stride" in change:
-        tensors["x"] = strided(tensors["x"].contiguous(), change["stride"])
+        x = replace(x, values=strided(x.values.contiguous(), change["stride"]))
     with pytest.raises(ContractError, match=message):
-        run(case, tensors)
+        run(case, x, w)
 
 
 def test_a_pointer_inside_a_tensor_is_refused(device: str) -> None:
     """Triton would make an artefact of its own for it, without a word."""
-    tensors = operands(CASES[0], 5, device)
-    tensors["x"] = tensors["x"][1:]
-    tensors["x_scale"] = tensors["x_scale"][1:]
-    with pytest.raises(ContractError, match="x_scale starts at"):
-        run(CASES[0], tensors)
+    x, w = operands(CASES[0], 5, device)
+    assert x.scale is not None
+    with pytest.raises(ContractError, match=r"x_scale is .* starting 4 bytes past"):
+        run(CASES[0], Activation(x.values[:, 1:], x.scale[1:]), w)
 
 
 def test_grid_has_no_empty_block() -> None:

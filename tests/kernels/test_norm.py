@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
-from tune_kernels.kernels.linear import LO_FACTOR
-from tune_kernels.kernels.norm import draft_norm, norm, norm_reference, quantise_reference
+from tune_kernels.kernels.layout import LO_FACTOR, Activation
+from tune_kernels.kernels.norm import DraftEntry, Residual, draft_norm, norm, norm_reference, quantise_reference
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule
@@ -80,8 +80,8 @@ def run(case: Case, tensors: dict[str, Any], rows: int) -> dict[str, Any]:
     if case.feature:
         found["feature"] = torch.full((ROOM, 3 * case.H), float("nan"), device=x.device).bfloat16()[:, case.H:2 * case.H]
     given = {name: tensors[name] for name in ("tokens", "embedding", "part") if name in tensors}
-    norm(x, tensors["weight"], EPS, rows=rows, out=found["out"], schedule=SCHEDULE, numerics=NUMERICS,
-         **{name: found[name] for name in ("scale", "feature") if name in found}, **given)
+    norm(Residual(x, **given), tensors["weight"], EPS, Activation(found["out"], found.get("scale")), rows=rows,
+         feature=found.get("feature"), schedule=SCHEDULE, numerics=NUMERICS)
     return found
 
 
@@ -161,7 +161,8 @@ def test_two_terms_are_the_bf16_output(H: int, device: str) -> None:
     found = run(quantised, tensors, MOST)
     h = run(replace(quantised, quantised=False), tensors, MOST)["out"][0, :MOST]
     hi, lo, scale = split(h)
-    terms, theirs = quantise_reference(h)
+    reference = quantise_reference(h)
+    terms, theirs = reference.values, reference.scale
     assert_same_bytes(torch.stack([hi, lo]), terms, "the reference is `split`")
     assert_same_bytes(scale[:, 0], theirs, "its scale")
     ratio = found["scale"][:MOST] / scale[:, 0]
@@ -185,8 +186,9 @@ def test_the_row_to_read_may_come_from_the_device(row: int, quantised: bool, dev
     x = tensors["x"].clone()
     out = torch.full_like(whole["out"], float("nan"))
     scale = torch.full((ROOM,), float("nan"), device=device) if quantised else None
-    norm(x, tensors["weight"], EPS, rows=1, out=out, scale=scale, part=tensors["part"], schedule=SCHEDULE, numerics=NUMERICS,
-         row=torch.tensor([row], dtype=torch.int32, device=device))
+    read = torch.tensor([row], dtype=torch.int32, device=device)
+    norm(Residual(x, tensors["part"], row=read), tensors["weight"], EPS, Activation(out, scale), rows=1, schedule=SCHEDULE,
+         numerics=NUMERICS)
     assert_same_bytes(x[0], whole["x"][row])
     assert_same_bytes(x[1:], tensors["x"][1:], "the other rows")
     assert_same_bytes(out[:, 0], whole["out"][:, row])
@@ -203,10 +205,10 @@ def test_rows_of_zeros_and_of_extremes(device: str) -> None:
     weight = torch.ones(64, dtype=torch.bfloat16, device=device)
     out = torch.empty(2, 3, 64, dtype=torch.float8_e4m3fn, device=device)
     scale = torch.empty(3, device=device)
-    norm(x.bfloat16(), weight, EPS, rows=3, out=out, scale=scale, schedule=SCHEDULE, numerics=NUMERICS)
+    norm(Residual(x.bfloat16()), weight, EPS, Activation(out, scale), rows=3, schedule=SCHEDULE, numerics=NUMERICS)
     assert not value(out, scale).isnan().any()
     assert (value(out, scale)[0] == 0).all()
-    norm(x[:1].bfloat16().fill_(2.0), weight, EPS, rows=1, out=out, scale=scale, schedule=SCHEDULE, numerics=NUMERICS)
+    norm(Residual(x[:1].bfloat16().fill_(2.0)), weight, EPS, Activation(out, scale), rows=1, schedule=SCHEDULE, numerics=NUMERICS)
     assert (value(out, scale)[0] == 1).all()
 
 
@@ -232,8 +234,8 @@ def test_draft_norm(H: int, normed_residual: bool, quantised: bool, device: str)
         out = torch.full((2 if quantised else 1, ROOM, 2 * H), float("nan"), device=device)
         out = out.to(torch.float8_e4m3fn if quantised else torch.bfloat16)
         scale = torch.full((ROOM,), float("nan"), device=device) if quantised else None
-        draft_norm(tokens[first:first + rows].clone(), embedding, source, *weights, EPS, rows=rows, x=x, out=out, scale=scale,
-                   normed_residual=normed_residual, schedule=SCHEDULE, numerics=NUMERICS)
+        draft_norm(DraftEntry(embedding, *weights, EPS, normed_residual), tokens[first:first + rows].clone(), source, x,
+                   Activation(out, scale), rows=rows, schedule=SCHEDULE, numerics=NUMERICS)
         return x, out, scale
 
     x, out, scale = launch(0, MOST)
@@ -259,10 +261,9 @@ def test_what_does_not_fit_is_refused(device: str) -> None:
     out = torch.empty(2, ROOM, case.H, dtype=torch.float8_e4m3fn, device=device)
     scale = torch.empty(ROOM, device=device)
     tokens = torch.zeros(ROOM, dtype=torch.int32, device=device)
-    shared: dict[str, Any] = {"out": out, "scale": scale, "schedule": SCHEDULE, "numerics": NUMERICS}
-    with pytest.raises(ContractError, match="tokens without embedding"):
-        norm(tensors["x"], tensors["weight"], EPS, rows=1, tokens=tokens, **shared)
-    with pytest.raises(ContractError, match="2 rows beside a row to read"):
-        norm(tensors["x"], tensors["weight"], EPS, rows=2, row=tokens[:1], **shared)
-    with pytest.raises(ContractError, match="part starts at"):
-        norm(tensors["x"], tensors["weight"], EPS, rows=1, part=tensors["part"][:, :, 2:], **shared)
+    x = tensors["x"]
+    for source, rows, message in ((Residual(x, tokens=tokens), 1, "embedding is missing"),
+                                  (Residual(x, row=tokens[:1]), 2, "2 rows"),
+                                  (Residual(x, tensors["part"][:, :, 2:]), 1, "part is")):
+        with pytest.raises(ContractError, match=message):
+            norm(source, tensors["weight"], EPS, Activation(out, scale), rows=rows, schedule=SCHEDULE, numerics=NUMERICS)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
 from tune_kernels.kernels.attention import attention_reference
+from tune_kernels.kernels.layout import Activation, Weights
 from tune_kernels.kernels.linear import linear_reference
 from tune_kernels.kernels.norm import quantise_reference
 from tune_kernels.kernels.operation import ContractError
@@ -58,14 +59,18 @@ def operands(case: Case, rows: int, device: str) -> dict[str, Any]:
     w = torch.randn(case.N, case.K, generator=gen).to(device)
     found: dict[str, Any] = {"w": strided(w.to(torch.float8_e4m3fn if case.fp8 else torch.bfloat16), 48)}
     if case.fp8:
-        terms, found["x_scale"] = quantise_reference(x)
-        found["x"] = strided(terms, 16)
+        quantised = quantise_reference(x)
+        found["x"], found["x_scale"] = strided(quantised.values, 16), quantised.scale
         found["w_scale"] = torch.exp2(torch.randint(-8, 4, (case.N,), generator=gen).float()).to(device) * 1.3
     else:
         found["x"] = strided(x[None], 16)
     if case.bias:
         found["bias"] = torch.randn(case.N, generator=gen).to(device).bfloat16()
     return found
+
+
+def weights_of(tensors: dict[str, Any]) -> Weights:
+    return Weights(tensors["w"], tensors.get("w_scale"), tensors.get("bias"))
 
 
 def run_linear(tensors: dict[str, Any], rows: int, first: int = 0, schedule: PrefillSchedule | None = None) -> Any:
@@ -76,8 +81,7 @@ def run_linear(tensors: dict[str, Any], rows: int, first: int = 0, schedule: Pre
     part = strided(x[:, first:].contiguous(), 16) if first else x
     scale = tensors["x_scale"][first:].clone() if "x_scale" in tensors else None
     out = torch.full((rows + 1, tensors["w"].shape[0] + 32), float("nan"), dtype=torch.bfloat16, device=x.device)
-    prefill_linear(part, tensors["w"], out[:, :-32], rows=rows, x_scale=scale, w_scale=tensors.get("w_scale"),
-                   bias=tensors.get("bias"), schedule=schedule, numerics=NUMERICS)
+    prefill_linear(Activation(part, scale), weights_of(tensors), out[:, :-32], rows=rows, schedule=schedule, numerics=NUMERICS)
     assert out[rows].isnan().all() and out[:, -32:].isnan().all(), "written past the last row or column"
     return out[:rows, :-32]
 
@@ -87,9 +91,7 @@ def run_linear(tensors: dict[str, Any], rows: int, first: int = 0, schedule: Pre
 def test_linear_equals_fp64(case: Case, rows: int, device: str) -> None:
     """In wide tiles; narrow ones give the same bytes, so that a prompt of any length may change from one to the other."""
     tensors = operands(case, rows, device)
-    x = tensors["x"][:, :rows]
-    terms = {"x": x[0], "x_lo": x[1], "x_scale": tensors["x_scale"][:rows]} if case.fp8 else {"x": x[0]}
-    expected = linear_reference(**terms, w=tensors["w"], w_scale=tensors.get("w_scale"), bias=tensors.get("bias"))
+    expected = linear_reference(Activation(tensors["x"], tensors.get("x_scale")).first(rows), weights_of(tensors))
     found = run_linear(tensors, rows, schedule=WIDE)
     assert_close(found, expected, rms=4e-3, worst=2e-1, what=case.name)
     assert_same_bytes(run_linear(tensors, rows, schedule=NARROW), found, "narrow tiles")
@@ -97,7 +99,7 @@ def test_linear_equals_fp64(case: Case, rows: int, device: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_a_linear_gives_the_same_bytes_however_its_rows_are_cut(case: Case, device: str) -> None:
-    """cases.md, Decoding 5: a one-row tail, and cuts beside the edge of a tile."""
+    """Decoding 5: a one-row tail, and cuts beside the edge of a tile."""
     import torch
 
     rows = BLOCK_M + 9
@@ -119,12 +121,11 @@ def test_tiles_are_narrow_where_wide_ones_would_leave_multiprocessors_idle() -> 
 
 @pytest.mark.parametrize("schedule", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_row_tiles_past_one_group(schedule: PrefillSchedule, device: str) -> None:
-    """The walk of the grid, row tiles in groups, covers every tile once."""
+    """The order of the grid, row tiles in groups, covers every tile once."""
     rows = GROUP_M * BLOCK_M + 3 * BLOCK_M // 2
     tensors = operands(Case("groups", N=2 * BLOCK_N + 16, K=16), rows, device)
     found = run_linear(tensors, rows, schedule=schedule)
-    x = tensors["x"][:, :rows]
-    expected = linear_reference(x[0], tensors["w"], tensors["x_scale"][:rows], tensors["w_scale"], x_lo=x[1])
+    expected = linear_reference(Activation(tensors["x"], tensors["x_scale"]).first(rows), weights_of(tensors))
     assert_close(found, expected, rms=4e-3, worst=2e-1)
 
 
@@ -182,7 +183,7 @@ def test_attention_equals_fp64(heads: Heads, length: int, rows: int, device: str
 
 @pytest.mark.parametrize("length", [0, 5])
 def test_attention_gives_the_same_bytes_however_its_rows_are_cut(length: int, device: str) -> None:
-    """cases.md, Decoding 5: what a later part of the prompt will write isn't there yet, and doesn't show."""
+    """Decoding 5: what a later part of the prompt will write isn't there yet, and doesn't show."""
     import torch
 
     heads, rows = HEADS[0], QUERIES + 12
@@ -201,8 +202,8 @@ def test_what_does_not_fit_is_refused(device: str) -> None:
 
     tensors = operands(CASES[0], 5, device)
     with pytest.raises(ContractError, match="out"):
-        prefill_linear(tensors["x"], tensors["w"], torch.empty(5, 16, dtype=torch.bfloat16, device=device), rows=5,
-                       x_scale=tensors["x_scale"], w_scale=tensors["w_scale"], numerics=NUMERICS)
+        prefill_linear(Activation(tensors["x"], tensors["x_scale"]), weights_of(tensors),
+                       torch.empty(5, 16, dtype=torch.bfloat16, device=device), rows=5, numerics=NUMERICS)
     with pytest.raises(ContractError, match="stride_xm"):
         run_linear({**tensors, "x": strided(tensors["x"].contiguous(), 8)}, 5)
     heads = HEADS[1]

@@ -64,8 +64,8 @@ def run(case: Case, qkv: Any, length: int, rows: int, device: str) -> tuple[Any,
     k = torch.full((case.kv, slots, case.dim + 16), float("nan"), dtype=torch.bfloat16, device=device)
     v = torch.full((slots, case.kv, case.dim + 32), float("nan"), dtype=torch.bfloat16, device=device)
     k, v = k[:, :, :case.dim].transpose(0, 1), v[:, :, :case.dim]
-    rope_append(qkv, *tables(case, device), torch.tensor([length], dtype=torch.int32, device=device), rows=rows, q=q, k_cache=k,
-                v_cache=v, schedule=SCHEDULE, numerics=NUMERICS)
+    rope_append(qkv, tables(case, device), torch.tensor([length], dtype=torch.int32, device=device), rows=rows, q=q, cache=(k, v),
+                schedule=SCHEDULE, numerics=NUMERICS)
     return q, k, v
 
 
@@ -93,7 +93,7 @@ def test_rotation_equals_fp64_and_the_torch_backend(case: Case, length: int, dev
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nothing_else_is_written(case: Case, device: str) -> None:
-    """Slots before and after the rows, and rows past them, keep their poison; cases.md, Decoding 24."""
+    """Slots before and after the rows, and rows past them, keep their poison; Decoding 24."""
     qkv = partials(case, device)
     for length, rows in ((0, 1), (5, 3), (5, MOST)):
         q, k, v = run(case, qkv, length, rows, device)
@@ -123,7 +123,7 @@ def test_rows_alone_and_among_others(case: Case, device: str) -> None:
 def test_what_does_not_fit_is_refused(device: str) -> None:
     case = CASES[0]
     qkv = partials(case, device)
-    with pytest.raises(ContractError, match="columns"):
-        run(replace(case, heads=case.heads + 1), qkv, 0, 1, device)
+    with pytest.raises(ContractError, match="qkv is"):
+        run(replace(case, heads=case.heads + case.kv), qkv, 0, 1, device)
     with pytest.raises(ContractError, match="stride_pm"):
         run(case, strided(qkv.contiguous(), 8), 0, 1, device)

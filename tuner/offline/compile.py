@@ -80,7 +80,7 @@ def wanted_instructions(kernel: str, shape: KernelShape, arch: str) -> Instructi
     from ...kernels import registry
 
     operation = registry.operation(kernel)
-    return dataclasses.replace(operation.instructions(shape, arch), ahead=operation.ahead)
+    return dataclasses.replace(operation.instructions(shape, arch), early_reads=operation.early_reads)
 
 
 def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, numerics: Numerics, folder: Path) -> Task:
@@ -245,7 +245,7 @@ class _Compilation:
         self.record["lines"] = shown or self.record["lines"]
         if self.launch.options.get("launch_pdl"):
             try:
-                self.record["early_accesses"] = inspection.early_lines(ptx, self.launch.pointers(), self.wanted.ahead)
+                self.record["early_accesses"] = inspection.early_lines(ptx, self.launch.pointers(), self.wanted.early_reads)
             except Unreadable as e:
                 raise Stop("ptx", [inspection.Reason("not_inspectable", str(e))]) from None
         self._early("ptx", inspection.conversion_reasons(self.record["conversions"])

@@ -18,8 +18,7 @@ from tune_kernels.decoder.on_gpu.graphs import Graphs
 from tune_kernels.decoder.on_gpu.inputs import DeviceInputs
 from tune_kernels.decoder.on_gpu.round_parts import Rounds
 from tune_kernels.decoder.on_gpu.ssd_rounds import Ahead
-from tune_kernels.kernels.accept import LENGTH, ROUND
-from tune_kernels.kernels.serve import COUNT, DRAFT, MADE, TABLE, TOKEN
+from tune_kernels.kernels.layout import COUNT, DRAFT, LENGTH, MADE, ROUND, TABLE, TOKEN
 from tune_kernels.schedules.recipe import Recipe
 
 pytestmark = pytest.mark.interpreter

@@ -166,7 +166,7 @@ def test_what_a_kernel_declares_is_what_it_may_read(kernel: str, tmp_path: Path)
     launch = launch_of(kernel, shape, schedule, recipe.numerics)
     wanted = wanted_instructions(kernel, shape, "sm_90")
     codes = []
-    for allowed in (wanted, replace(wanted, ahead=())):
+    for allowed in (wanted, replace(wanted, early_reads=())):
         record = _Compilation(launch, load_arch("sm_90"), allowed, artefact_key(launch, 90), tmp_path / str(len(codes))).run()
         codes.append([r.code for r in judge(record, allowed, schedule, load_arch("sm_90")).reasons])
     assert codes == [[], ["early_access"]]
@@ -181,7 +181,7 @@ def test_a_load_that_the_pipeliner_lifts_over_the_wait_is_rejected(where: str, l
     launch = Launch(kernel_with_a_wait(tmp_path), {"x_ptr": "*fp8e4nv", "w_ptr": "*fp8e4nv", "out_ptr": "*fp32"},
                     {"IN_LOOP": where == "in the loop", "IN_FRONT": where == "in front"},
                     {"num_warps": 4, "num_stages": 4, "launch_pdl": True, "enable_fp_fusion": False})
-    wanted, target = Instructions(ahead=("w_ptr",)), load_arch("sm_90")
+    wanted, target = Instructions(early_reads=("w_ptr",)), load_arch("sm_90")
     record = _Compilation(launch, target, wanted, artefact_key(launch, 90), tmp_path / "out").run()
     verdict = judge(record, wanted, SimpleNamespace(), target)
     if line is None:

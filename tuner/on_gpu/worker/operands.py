@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from ....kernels.attention import Partials
+    from ....kernels.layout import Activation, Weights
 
 ROWS = 9  # a verification of 8 drafted tokens: rows that are checked
 CAPACITY = 4096  # slots of the KV cache in a check
@@ -107,13 +108,21 @@ class Factors:
         self.x_scale = make.fp32(pool, seed=3, low=-4, high=4).abs() + 0.1 if fp8 else None
         self.w_scale = make.fp32(shape.N, seed=4, low=-4, high=4).abs() + 0.1 if fp8 else None
 
-    def rows(self, first: int, rows: int) -> "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]":
-        """Some rows of x, of its second terms and of its scales, where it has them."""
+    def rows(self, first: int, rows: int) -> "Activation":
+        """Some rows of x, with their scales."""
+        from ....kernels.layout import Activation
+
         part = slice(first, first + rows)
         scale = self.x_scale[part] if self.x_scale is not None else None
         if scale is not None and first:
             scale = scale.clone()  # a slice that starts off 16 bytes is refused
-        return self.x[0, part], self.x[1, part] if len(self.x) == 2 else None, scale
+        return Activation(self.x[:, part], scale)
+
+    def linear(self, copy: int, bias: "torch.Tensor | None" = None) -> "Weights":
+        """One copy of the weights."""
+        from ....kernels.layout import Weights
+
+        return Weights(self.weights[copy], self.w_scale, bias)
 
 
 class LinearCase:
@@ -137,13 +146,11 @@ class LinearCase:
     def launch(self, schedule: LinearSchedule, first: int, rows: int, copy: int = 0) -> "torch.Tensor":
         from ....kernels.linear import linear
 
-        x, lo, x_scale = self.factors.rows(first, rows)
-        w = self.factors.weights[copy]
-        amax = None
-        if self.shape.swiglu and x_scale is not None:  # what the next quantisation reads; one a block, so no part of the class
-            amax = w.new_empty((schedule.row_tile, -(-self.shape.N // schedule.BLOCK_N)), dtype=x_scale.dtype)
-        return linear(x, w, schedule=schedule, numerics=self.numerics, x_lo=lo, x_scale=x_scale, w_scale=self.factors.w_scale,
-                      bias=self.bias, swiglu=self.shape.swiglu, amax=amax)
+        x, amax = self.factors.rows(first, rows), None
+        if self.shape.swiglu and x.scale is not None:  # read by the next quantisation; one per block, so no part of the class
+            amax = x.scale.new_empty((schedule.row_tile, -(-self.shape.N // schedule.BLOCK_N)))
+        return linear(x, self.factors.linear(copy, self.bias), schedule=schedule, numerics=self.numerics,
+                      swiglu=self.shape.swiglu, amax=amax)
 
     def output(self, schedule: LinearSchedule, first: int, rows: int) -> "torch.Tensor":
         y = self.launch(schedule, first, rows)
@@ -161,8 +168,7 @@ class LinearCase:
         """The first n rows of y in fp64, from the values that the operands hold: [n, N], with swiglu [n, N / 2]."""
         from ....kernels.linear import linear_reference
 
-        x, lo, x_scale = self.factors.rows(0, n)
-        y = linear_reference(x, self.factors.weights[0], x_scale, self.factors.w_scale, self.bias, lo)
+        y = linear_reference(self.factors.rows(0, n), self.factors.linear(0, self.bias))
         if self.shape.swiglu:  # gates and ups in turns of 8
             gate, up = y.reshape(n, -1, 2, 8).unbind(2)
             y = (gate * gate.sigmoid() * up).reshape(n, -1)
@@ -195,23 +201,22 @@ class HeadCase:
     def launch(self, schedule: HeadSchedule, first: int, rows: int, logits: bool, copy: int = 0) -> "torch.Tensor":
         import torch
 
-        from ....kernels.lm_head import HeadInput, lm_head, lm_head_logits, new_scratch
+        from ....kernels.lm_head import lm_head, lm_head_logits, new_scratch
 
-        x, w, w_scale = HeadInput(*self.factors.rows(first, rows)), self.factors.weights[copy], self.factors.w_scale
+        x, w = self.factors.rows(first, rows), self.factors.linear(copy)
         if logits:
-            return lm_head_logits(x, w, schedule=schedule, numerics=self.numerics, w_scale=w_scale)
-        scratch = new_scratch(self.shape.N, schedule, w.device)
+            return lm_head_logits(x, w, schedule=schedule, numerics=self.numerics)
+        scratch = new_scratch(self.shape.N, schedule, w.w.device)
         scratch = replace(scratch, tokens=torch.empty_like(scratch.ids[:, 0]))  # zeros could pass for a token
-        return lm_head(x, w, schedule=schedule, numerics=self.numerics, w_scale=w_scale, scratch=scratch)
+        return lm_head(x, w, schedule=schedule, numerics=self.numerics, scratch=scratch)
 
     def output(self, schedule: HeadSchedule, first: int, rows: int) -> "torch.Tensor":
         return self.launch(schedule, first, rows, self.logits)
 
     def error(self, output: "torch.Tensor") -> float:
-        from ....kernels.lm_head import HeadInput, lm_head_reference
+        from ....kernels.lm_head import lm_head_reference
 
-        reference = lm_head_reference(HeadInput(*self.factors.rows(0, len(output))), self.factors.weights[0],
-                                      self.factors.w_scale)
+        reference = lm_head_reference(self.factors.rows(0, len(output)), self.factors.linear(0))
         if self.logits:
             return relative_rms(output, reference)
         if not bool(((output >= 0) & (output < self.shape.N)).all()):
@@ -297,8 +302,8 @@ class MergeCase:
     def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands, occupancies: tuple[int, ...]) -> None:
         import torch
 
-        from ....kernels.attention import FOLD
-        from ....kernels.attention import ROWS as ROOM
+        from ....kernels.layout import FOLD
+        from ....kernels.layout import ROWS as ROOM
 
         self.shape, self.numerics, self.limits, self.make = shape, recipe.numerics, recipe.max_rms_error, make
         self.chunk = chunk = recipe.kv_chunk
@@ -375,7 +380,7 @@ def merged(partials: "Partials", where: "torch.Tensor", rows: int, chunk: int, s
     kernels/merge.py."""
     import torch
 
-    from ....kernels.attention import ROWS as ROOM
+    from ....kernels.layout import ROWS as ROOM
     from ....kernels.merge import merge, parts
 
     heads, head_dim = partials.acc.shape[2:]

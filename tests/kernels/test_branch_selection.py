@@ -1,13 +1,14 @@
 """The look-up of a round's outcome among prepared branches, against the same in plain Python."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_kernels.kernels.accept import RECORD, ROUND, ROWS, STATE, TIP
+from tune_kernels.kernels.branch_selection import select_branch
+from tune_kernels.kernels.layout import COUNT, DRAFT, HIT, MADE, RECORD, ROUND, ROWS, STATE, TABLE, TIP, TOKEN
 from tune_kernels.kernels.operation import ContractError
-from tune_kernels.kernels.serve import COUNT, DRAFT, HIT, MADE, TABLE, TOKEN, serve
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule
 
@@ -32,8 +33,9 @@ def served(columns: list[Column], outcome: tuple[int, int], number: int, width: 
     state[TIP], state[ROUND], rows[0] = outcome[0], number + 1, outcome[1]
     records = torch.full((RING, RECORD), POISON, dtype=torch.int32)
     moved = [t.to(device) for t in (table, rows, state, records)]
+    now: Any = SimpleNamespace(row_tokens=moved[1], state=moved[2])
     script = None if hits is None else torch.tensor(hits, dtype=torch.int32, device=device)
-    serve(*moved, draft_length=width, schedule=SCHEDULE, numerics=NUMERICS, hits=script)
+    select_branch(moved[0], now, moved[3], draft_length=width, schedule=SCHEDULE, numerics=NUMERICS, hits=script)
     assert torch.equal(moved[0].cpu(), table) and torch.equal(moved[2].cpu(), state)
     found = moved[3].cpu()
     hit = int(found[number % RING, HIT])
@@ -61,7 +63,7 @@ def test_any_table(data: Any, device: str) -> None:
 
 
 def test_a_branch_of_another_round_is_never_served(device: str) -> None:
-    """cases.md, Decoding 18: the same outcome, prepared one round before or after."""
+    """Decoding 18: the same outcome, prepared one round before or after."""
     for made in (4, 6):
         assert served([(2, 9, made, [7] * 15)], (2, 9), 5, 4, device) == (0, [POISON] * 4)
     assert served([(2, 9, 4, [7] * 15), (2, 9, 5, [8] * 15)], (2, 9), 5, 4, device) == (1, [8] * 4)
@@ -82,7 +84,10 @@ def test_a_script_has_the_word_on_hits(device: str) -> None:
 def test_wrong_arguments(device: str) -> None:
     import torch
 
-    for rows, width, message in ((ROWS + 1, 1, "a table of"), (ROWS, 0, "0 drafted tokens"), (ROWS, ROWS, "16 drafted tokens")):
+    now: Any = SimpleNamespace(row_tokens=torch.zeros(ROWS, dtype=torch.int32, device=device),
+                               state=torch.zeros(STATE, dtype=torch.int32, device=device))
+    for rows, width, message in ((ROWS + 1, 1, "table is"), (ROWS, 0, "0 drafted tokens"), (ROWS, ROWS, "16 drafted tokens")):
         table = torch.zeros(TABLE, rows, dtype=torch.int32, device=device)
         with pytest.raises(ContractError, match=message):
-            serve(table, table[0], table[0], table, draft_length=width, schedule=SCHEDULE, numerics=NUMERICS)
+            select_branch(table, now, torch.zeros(RING, RECORD, dtype=torch.int32, device=device), draft_length=width,
+                          schedule=SCHEDULE, numerics=NUMERICS)
