@@ -227,7 +227,7 @@ def test_swiglu_as_epilogue(case: Case, device: str) -> None:
     (LinearShape(64, 256), replace(BASE, preload=True, split_k=3), "4 steps in 3 splits"),
     (LinearShape(512, 512), replace(BASE, preload=True, BLOCK_N=512), "65,536 values"),
     (LinearShape(64, 128), replace(BASE, preload=True, load="tma"), "load pointer"),
-    (LinearShape(64, 128), replace(BASE, preload=True, blocks_per_sm=1), "one tile a block"),
+    (LinearShape(64, 128), replace(BASE, preload=True, blocks_per_sm=1), "one tile per block"),
     (LinearShape(64, 128, swiglu=True), replace(BASE, split_k=2), "split_k 1 and weights_as_m"),
     (LinearShape(64, 128, swiglu=True), replace(BASE, orientation="activations_as_m"), "split_k 1 and weights_as_m"),
     (LinearShape(72, 128, swiglu=True), BASE, "N 72 is no multiple of 16"),
