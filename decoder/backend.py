@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..schedules.store import Found
+from ..schedules.promoted import PromotedSchedule
 from ..shapes.fields import nearest
 from ..shapes.model import ModelShape
 from .drafter import Drafter
@@ -58,7 +58,7 @@ class BackendNotes:
     schedules: tuple[dict[str, Any], ...] = ()
     launches_per_token: float | None = None
     warnings: tuple[str, ...] = field(default=())
-    promoted: tuple[Found, ...] = field(default=())
+    promoted: tuple[PromotedSchedule, ...] = field(default=())
 
 
 class RequestState(Protocol):

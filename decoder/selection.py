@@ -14,7 +14,6 @@ from ..schedules.errors import NotPromoted
 from ..schedules.promoted import PromotedSchedule
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, StepSchedules, schedule_id, schedule_to_dict, step_schedules
-from ..schedules.store import Found
 from ..shapes.model import KernelShape, ModelShape
 from ..shapes.target import Target, load_sku, sku_of
 from .errors import LoadError
@@ -43,7 +42,7 @@ class Selection:
     schedules: StepSchedules
     rows: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...] = ()
-    promoted: tuple[Found, ...] = ()
+    promoted: tuple[PromotedSchedule, ...] = ()
 
 
 def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, options: Options) -> Selection:
@@ -72,14 +71,14 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
 
 
 def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,
-            options: Options) -> tuple[Schedule, dict[str, Any], Found | None]:
+            options: Options) -> tuple[Schedule, dict[str, Any], PromotedSchedule | None]:
     """One kernel's schedule and where it is from; the row, where it is promoted."""
     if kernel in options.overrides:
         return options.overrides[kernel], {"origin": "override"}, None
     try:
         folders = store.search_path(Path(options.schedules) if options.schedules else None)
-        found = store.find(store_key(kernel, shape, target, recipe), folders)
-        return found.row.schedule, {"origin": PROMOTED, "evidence": evidence_of(found.row)}, found
+        row = store.lookup(store_key(kernel, shape, target, recipe), folders)
+        return row.schedule, {"origin": PROMOTED, "evidence": evidence_of(row)}, row
     except NotPromoted:
         if not options.allow_untuned:
             raise

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from ..shapes.fields import nearest
+from ..shapes.errors import UserError
+from ..shapes.fields import nearest, shown
 from .errors import ScheduleError
 
 
@@ -136,49 +137,51 @@ def knobs(kind: type[Schedule]) -> list[str]:
     return [f.name for f in dataclasses.fields(kind)]
 
 
-def check_knob(kind: type[Schedule], name: str, value: Any) -> str | None:
+def check_knob(kind: type[Schedule], name: str, value: object) -> str | None:
     """Why `value` can't be this knob's, or None. Says nothing about whether the knobs go together."""
     if name not in knobs(kind):
-        return f"unknown knob {name!r}{nearest(name, knobs(kind))}; expected one of {', '.join(knobs(kind))}"
+        return f"unknown knob {shown(name)}{nearest(name, knobs(kind))}; expected one of {', '.join(knobs(kind))}"
     if name in CHOICES:
-        return None if value in CHOICES[name] else f"{name} is {value!r}; expected one of {', '.join(CHOICES[name])}"
+        return None if value in CHOICES[name] else f"{name} is {shown(value)}; expected one of {', '.join(CHOICES[name])}"
     hint = _types(kind)[name]  # type: ignore[arg-type]  # mypy holds a dataclass's type for unhashable
     if value is None and type(None) in get_args(hint):
         return None
     want = bool if hint is bool else int
     if type(value) is not want:
-        return f"{name} is {value!r}; expected {'true or false' if want is bool else 'a whole number'}"
-    if want is int and not (0 if name in MAY_BE_ZERO else 1) <= value <= 2**20:
-        return f"{name} is {value}; expected a positive number" + (" or 0" if name in MAY_BE_ZERO else "")
+        return f"{name} is {shown(value)}; expected {'true or false' if want is bool else 'a whole number'}"
+    least = 0 if name in MAY_BE_ZERO else 1
+    if type(value) is int and not least <= value <= 2**20:
+        return f"{name} is {shown(value)}; expected a positive number" + (" or 0" if name in MAY_BE_ZERO else "")
     return None
 
 
 @cache
-def _types(kind: type) -> dict[str, Any]:
+def _types(kind: type) -> dict[str, object]:
     """Each knob's type. Remembered: resolving them anew for each knob took more than half the time of reading a row."""
     return get_type_hints(kind)
 
 
-def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: str) -> Schedule:
-    """A schedule from its knobs. Raises ScheduleError for a knob that is unknown, missing or of the wrong kind."""
+def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: str,
+                       error: type[UserError] = ScheduleError) -> Schedule:
+    """A schedule from its knobs. Raises `error` for a knob that is unknown, missing or of the wrong kind."""
     for name, value in table.items():
         if problem := check_knob(kind, name, value):
-            raise ScheduleError(f"{where}: {problem}")
+            raise error(f"{where}: {problem}")
     needed = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
     for name in needed:
         if name not in table:
-            raise ScheduleError(f"{where}: knob {name} is missing", expected=f"each of {', '.join(needed)}")
+            raise error(f"{where}: knob {name} is missing", expected=f"each of {', '.join(needed)}")
     return kind(**table)
 
 
-def schedule_of(table: Mapping[str, Any], where: str) -> Schedule:
-    """A schedule from all its knobs, which say of what kind it is. Raises ScheduleError where no kind has just these."""
+def schedule_of(table: Mapping[str, Any], where: str, error: type[UserError] = ScheduleError) -> Schedule:
+    """A schedule from all its knobs, which say of what kind it is. Raises `error` where no kind has just these."""
     for kind in KINDS:
         if set(table) == set(knobs(kind)):
-            return schedule_from_dict(kind, table, where)
+            return schedule_from_dict(kind, table, where, error)
     nearest_kind = max(KINDS, key=lambda kind: len(set(knobs(kind)) & set(table)))
-    raise ScheduleError(f"{where}: schedule: knobs {', '.join(sorted(map(str, table)))}",
-                        expected=f"exactly the knobs of one kind, such as {', '.join(sorted(knobs(nearest_kind)))}")
+    raise error(f"{where}: knobs {shown(sorted(map(str, table)))}",
+                expected=f"exactly the knobs of one kind, such as {', '.join(sorted(knobs(nearest_kind)))}")
 
 
 def step_schedules(by_kernel: Mapping[str, Schedule]) -> StepSchedules:
@@ -192,7 +195,7 @@ def step_schedules(by_kernel: Mapping[str, Schedule]) -> StepSchedules:
     return StepSchedules(**by_kernel)  # type: ignore[arg-type]  # each was checked above
 
 
-def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
+def schedule_to_dict(schedule: Schedule) -> dict[str, object]:
     return dataclasses.asdict(schedule)
 
 

@@ -11,20 +11,19 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from ..shapes.fields import Fields, read_table
-from ..shapes.files import replace_text
+from ..shapes.fields import Fields, read_fields, require_name, shown
+from ..shapes.files import locked, replace_text
 from ..shapes.model import KernelShape, shape_to_dict
 from .errors import NotPromoted, ScheduleError
-from .promoted import PromotedSchedule, Toolchain, row_from_dict, row_to_dict
+from .promoted import PromotedSchedule, Toolchain, row_to_dict
 
-SCHEMA = "tune-kernels/promoted-schedules/1"
+SCHEMA = "tune-kernels/promoted-schedules/2"
+UNSEALED = "tune-kernels/promoted-schedules/1"  # rows without row_digest: read, shown, and refused by look-up
 FAMILY = "tune-kernels/promoted-schedules/"
 SHIPPED = Path(__file__).parent
 VARIABLE = "TUNE_KERNELS_SCHEDULES"
@@ -78,21 +77,8 @@ def search_path(schedules: Path | None = None) -> list[Path]:
     return [*([named] if named else []), data / "tune-kernels" / "schedules", SHIPPED]
 
 
-@dataclass(frozen=True)
-class Found:
-    """A promoted row, and the model whose file it stands in."""
-
-    model: str
-    row: PromotedSchedule
-
-
 def lookup(key: Key, folders: Sequence[Path]) -> PromotedSchedule:
-    """The promoted schedule for just this. Raises as `find`."""
-    return find(key, folders).row
-
-
-def find(key: Key, folders: Sequence[Path]) -> Found:
-    """The promoted schedule for just this, and where it stands.
+    """The promoted schedule for just this.
 
     Raises:
         NotPromoted: there is none; says what the nearest row differs in, and what to run.
@@ -101,12 +87,11 @@ def find(key: Key, folders: Sequence[Path]) -> Found:
     refused: list[str] = []
     for folder in folders:
         for path in sorted((folder / key.target).glob(f"*.{key.recipe}.json")):
-            file = read(path)
-            for row in file.rows:
+            for row in read(path).rows:
                 if key_of(row) == key:
                     if not (problems := row.problems()):
-                        return Found(file.model, row)
-                    refused.append(f"{path}: {row.kernel}: {problems[0]}")
+                        return row
+                    refused.append(f"{path}: {row.kernel}: {problems[0].text}")
     raise _not_promoted(key, folders, refused)
 
 
@@ -123,28 +108,26 @@ def read(path: Path) -> PromotedFile:
         ScheduleError: not there, not whole, of a newer version, a field wrong, two rows of one kernel and shape. Rows that
             were edited by hand but are whole are read; `PromotedSchedule.problems` tells.
     """
-    return parse(read_table(path, ScheduleError), str(path))
+    return parse(read_fields(path, ScheduleError))
 
 
-def parse(table: Mapping[str, Any], where: str) -> PromotedFile:
+def parse(fields: Fields) -> PromotedFile:
     """As `read`, for a table that comes from elsewhere, such as a git revision."""
-    fields = Fields(table, where, ScheduleError)
-    schema = fields.get("schema", str)
-    if schema != SCHEMA:
+    where, schema = fields.where, fields.get("schema", str)
+    if schema not in (SCHEMA, UNSEALED):
         newer = schema.startswith(FAMILY)
-        raise ScheduleError(f"{where}: schema {schema!r}", expected=repr(SCHEMA), action="update tune-kernels: this file is "
+        raise ScheduleError(f"{where}: schema {shown(schema)}", expected=repr(SCHEMA), action="update tune-kernels: this file is "
                             "another version's" if newer else "name a file that tune-kernels --on-gpu --promote wrote")
-    target, model, recipe = (fields.get(n, str) for n in ("target", "model", "recipe"))
-    listed = fields.get("rows", list)
+    names = {n: require_name(fields.get(n, str), f"{where}: {n}", ScheduleError) for n in ("target", "model", "recipe")}
+    rows = tuple(row.read(PromotedSchedule, **names) for row in fields.items("rows"))
     fields.done()
-    rows = tuple(row_from_dict(r, f"{where}: row {i}", target, recipe) for i, r in enumerate(listed))
     seen: set[tuple[str, str]] = set()
     for i, row in enumerate(rows):
         if _place(row) in seen:
-            raise ScheduleError(f"{where}: row {i}: a second row of {row.kernel} {shape_to_dict(row.shape)}",
+            raise ScheduleError(f"{where}: rows[{i}]: a second row of {row.kernel} {shape_to_dict(row.shape)}",
                                 expected="one row of each kernel and shape")
         seen.add(_place(row))
-    return PromotedFile(target, model, recipe, rows)
+    return PromotedFile(**names, rows=rows)
 
 
 def text_of(file: PromotedFile) -> str:
@@ -172,16 +155,19 @@ def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedu
     """
     for row in new.rows:
         if problems := row.problems():
-            raise ScheduleError(f"{row.kernel}: {problems[0]}", expected="a row whose evidence is its own",
+            raise ScheduleError(f"{row.kernel}: {problems[0].text}", expected="a row whose evidence is its own",
                                 action="measure it again: tune-kernels --on-gpu")
+    for name in (new.target, new.model, new.recipe):
+        require_name(name, "promoted file", ScheduleError)
+    assert all((row.target, row.model, row.recipe) == (new.target, new.model, new.recipe) for row in new.rows)
     path = folder / new.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.parent / f".{path.name}.lock"):
+        with locked(path.parent / f".{path.name}.lock"):
             old = read(path) if path.exists() else None
             if instead_of is not None:
                 _require_same(path, old, new, list(instead_of))
-            replace_text(path, text_of(with_rows(old, new)))
+            replace_text(path, text_of(with_rows(old, new)), durable=True)
     except OSError as e:
         raise ScheduleError(f"{path}: {e.strerror or e}", expected="a folder that can be written",
                             action="name another one with --schedules") from None

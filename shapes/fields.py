@@ -17,8 +17,8 @@ How to read a file, here with the smallest of schemas:
     fields.done()                                # refuses a field that nobody asked for; `read` does so itself
 
 Annotations may be str, bool, int, float, `object` (any JSON value), Literal, X | None, tuple[X, ...], tuple[X, Y],
-Mapping[str, X], dataclasses, and Annotated[X, Rule(expected, holds)], of which `Count`, `Positive`, `Finite`, `Name` and
-`Digest` are the common ones. `write` turns a value back: `dataclasses.asdict`.
+Mapping[str, X], dataclasses, Annotated[X, Rule(expected, holds)], of which `Count`, `Positive`, `Finite`, `Name` and `Digest`
+are the common ones, and Annotated[X, From(function of the table)]. The way back is `dataclasses.asdict`.
 
 A file has at most MOST_BYTES, is nested at most DEEPEST levels, has each name once, only finite numbers and no lone surrogate:
 a file that breaks one of these is refused before a field is read.
@@ -56,6 +56,13 @@ class Rule:
 
     expected: str
     holds: Callable[[Any], bool]  # of a value of the annotated type
+
+
+@dataclass(frozen=True)
+class From:
+    """In Annotated: the function that makes the value from its table, as `shape_from_dict` does for any kernel's shape."""
+
+    make: Callable[[Mapping[str, Any], str, type[UserError]], object]
 
 
 Count = Annotated[int, Rule("a whole number, 0 or more", lambda n: 0 <= n < 2**53)]
@@ -218,16 +225,18 @@ class Fields:
         inner = self.inner(name)
         return {key: inner.inner(key) for key in inner.table}
 
-    def read(self, kind: type[T]) -> T:
-        """A dataclass from its fields, by its annotations. No other field may be there."""
-        found = {}
+    def read(self, kind: type[T], **given: object) -> T:
+        """A dataclass from its fields, by its annotations. No other field may be there. given: values that stand elsewhere."""
+        found = dict(given)
         plan = _plan(kind)  # type: ignore[arg-type]  # mypy holds a dataclass's type for unhashable
         for name, part in plan.items():
+            if name in given:
+                continue
             self.known.add(name)
             if name in self.table:
                 found[name] = part.reader(self, name, self.table[name])
             elif part.needed:
-                raise self.fail(name, "missing", expected=f"each of {', '.join(plan)}")
+                raise self.fail(name, "missing", expected=f"each of {', '.join(n for n in plan if n not in given)}")
             elif part.optional:
                 found[name] = None
         self.done()
@@ -270,7 +279,9 @@ def _reader(hint: Any) -> Reader:
     """The reader of one annotation."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _ruled(_reader(arguments[0]), arguments[1:])
+        made = [a for a in arguments[1:] if isinstance(a, From)]
+        inner = _made(made[0]) if made else _reader(arguments[0])
+        return _ruled(inner, [a for a in arguments[1:] if isinstance(a, Rule)])
     if origin is Literal:
         return _literal(arguments)
     if origin in (Union, UnionType):
@@ -319,13 +330,20 @@ SCALARS: Mapping[object, Reader] = {str: _of(str), bool: _of(bool), int: _whole,
                                     object: _of(object)}
 
 
-def _ruled(inner: Reader, rules: tuple[Rule, ...]) -> Reader:
+def _ruled(inner: Reader, rules: list[Rule]) -> Reader:
     def read(fields: Fields, name: str, value: object) -> object:
         found = inner(fields, name, value)
         for rule in rules:
             if not rule.holds(found):
                 raise fields.fail(name, f"is {shown(value)}", expected=rule.expected)
         return found
+    return read
+
+
+def _made(by: From) -> Reader:
+    def read(fields: Fields, name: str, value: object) -> object:
+        table = _table(fields, name, value)
+        return by.make(table.table, table.where, table.error)
     return read
 
 

@@ -1,24 +1,63 @@
-"""Writing a file whole: a reader sees the old one or the new one, never a part."""
+"""Writing files that others read: whole or not at all, one writer at a time.
+
+`replace_text` and `replace_bytes` are the only writers of a file that another process may read. `locked` is the lock of a
+read-modify-write. `end_on_signals` makes TERM and HUP unwind like Ctrl-C, so that what is half done is removed.
+"""
 
 import contextlib
+import errno
+import fcntl
 import os
+import signal
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+
+PATIENCE_S = 1.0  # of silent waiting for a lock
+LONGEST_WAIT_S = 120.0  # for a lock: a promotion holds it for milliseconds, on a slow network disk for seconds
+POLL_S = 0.05
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write beside the file, then rename. Makes the folder. Raises OSError."""
+def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """As `replace_bytes`, for text in UTF-8."""
+    replace_bytes(path, text.encode("utf-8"), durable=durable)
+
+
+def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write beside the file, then rename: a reader sees the old file or the new one, never a part. Makes the folder.
+
+    durable: on the disk when this returns, for what can't be made again.
+    Raises OSError; then the old file is as it was and nothing lies beside it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as f:
-            f.write(text)
+        with os.fdopen(descriptor, "wb") as f:
+            f.write(data)
+            if durable:
+                f.flush()
+                os.fsync(f.fileno())
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
+        if durable:
+            _sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself on the disk, where the file system can sync a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:
@@ -26,3 +65,61 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+@contextlib.contextmanager
+def locked(path: Path, longest_s: float = LONGEST_WAIT_S) -> Iterator[None]:
+    """Hold the lock file at `path`, which other processes and threads wait for. After PATIENCE_S the wait is told on stderr.
+
+    Raises:
+        OSError: the file can't be written; its file system has no locks; another process holds it for longer than `longest_s`.
+    """
+    with open(path, "ab") as file:
+        began, told = time.monotonic(), False
+        while not _try_lock(file.fileno(), path):
+            waited = time.monotonic() - began
+            if waited >= longest_s:
+                raise OSError(errno.ETIMEDOUT, f"{_holder(path)} has held this lock for {waited:.0f} s", str(path))
+            if waited >= PATIENCE_S and not told:
+                told = True
+                print(f"waiting for {path}: {_holder(path)} holds it", file=sys.stderr, flush=True)
+            time.sleep(POLL_S)
+        yield
+
+
+def _try_lock(descriptor: int, path: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        said = f"its file system has no locks (flock: {e.strerror}); use a folder on a local disk"
+        raise OSError(e.errno, said, str(path)) from None
+
+
+def _holder(path: Path) -> str:
+    """Who holds a lock, as far as Linux tells."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        inode = str(path.stat().st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+                return f"process {fields[4]} ({Path('/proc', fields[4], 'comm').read_text().strip()})"
+    return "another process"
+
+
+def end_on_signals() -> None:
+    """TERM and HUP end this process as SystemExit does, with the shell's exit code: files that are half written are removed.
+    Children that it forks end at once, as without this."""
+    owner = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            raise SystemExit(128 + number)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores HUP: that stays
+            signal.signal(number, end)

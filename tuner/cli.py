@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..shapes.errors import UserError
+from ..shapes.files import end_on_signals
 from .on_gpu.classes_command import with_classes
 
 if TYPE_CHECKING:
@@ -262,6 +263,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
 
 def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
+    end_on_signals()
     try:
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

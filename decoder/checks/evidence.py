@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...schedules.store import Found
+from ...schedules.promoted import PromotedSchedule
 from ...shapes.files import replace_text
 from ..errors import RequestError
 from .check import KINDS, CheckResult
@@ -27,7 +27,7 @@ class Evidence:
     tokens_compared: int = 0
     tokens_hash: str = ""
     not_run: list[str] = field(default_factory=list)
-    in_use: tuple[Found, ...] = ()
+    in_use: tuple[PromotedSchedule, ...] = ()
 
     @property
     def passed(self) -> bool:

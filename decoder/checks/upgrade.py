@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...schedules import store
 from ...schedules.promoted import Checks, PromotedSchedule
-from ...schedules.store import Found, PromotedFile
+from ...schedules.store import PromotedFile
 from ..backend import BackendNotes
 from ..checkpoint.loader import RANDOM
 from ..errors import RequestError
@@ -35,7 +35,7 @@ def require_evidence(weights: str, kinds: Sequence[str]) -> None:
                            action=" ".join(f"--kind {kind}" for kind in dict.fromkeys((*kinds, *NEEDED))))
 
 
-def require_promoted(notes: BackendNotes) -> tuple[Found, ...]:
+def require_promoted(notes: BackendNotes) -> tuple[PromotedSchedule, ...]:
     """The promoted rows that a model runs under. Raises RequestError where a kernel runs under none."""
     if not notes.schedules:
         raise RequestError(f"--promote on the {notes.name} backend: no promoted schedules are in use",
@@ -58,7 +58,7 @@ def upgraded(row: PromotedSchedule, evidence: Evidence, date: str) -> PromotedSc
     new = {kind: Checks(found["run"], found["passed"]) for kind, found in counts.items() if found["run"]}
     proven = replace(old, checks={**kept, **new}, prompts=evidence.prompts, tokens_compared=evidence.tokens_compared,
                      tokens_sha256=evidence.tokens_hash, weights=evidence.weights, weights_fingerprint=evidence.fingerprint)
-    return replace(row, evidence=proven, date=date)
+    return replace(row, evidence=proven, date=date).sealed()
 
 
 def upgrade(evidence: Evidence, schedules: Path | None) -> list[Path]:
@@ -75,8 +75,8 @@ def upgrade(evidence: Evidence, schedules: Path | None) -> list[Path]:
         raise RequestError(f"--promote after {failed} failed checks" if failed else f"--promote without {', '.join(unproven)}",
                            expected="every check passed, agreement and reference among them")
     by_model: defaultdict[str, list[PromotedSchedule]] = defaultdict(list)
-    for found in evidence.in_use:
-        by_model[found.model].append(found.row)
+    for row in evidence.in_use:
+        by_model[row.model].append(row)
     folder, date = store.search_path(schedules)[0], datetime.now(UTC).date().isoformat()
     return [store.promote(folder, PromotedFile(rows[0].target, model, rows[0].recipe,
                                                tuple(upgraded(row, evidence, date) for row in rows)), instead_of=rows)

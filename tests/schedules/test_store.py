@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from promoted_rows import row
-from tune_kernels.schedules import store
+from tune_kernels.schedules import migrate, store
 from tune_kernels.schedules.errors import NotPromoted, ScheduleError
 from tune_kernels.schedules.promoted import (
     Artefact,
@@ -24,11 +24,11 @@ from tune_kernels.schedules.promoted import (
     PromotedTiming,
     Recorded,
     Toolchain,
-    row_from_dict,
     row_to_dict,
 )
 from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule, schedule_id
 from tune_kernels.schedules.store import PromotedFile
+from tune_kernels.shapes.fields import Fields, parse_fields
 from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, MergeShape
 
 POSITIVE = st.floats(0.001, 1e6)
@@ -43,7 +43,9 @@ KINDS = st.one_of(
     st.tuples(st.builds(HeadShape, SIZES, SIZES), st.builds(HeadSchedule, SIZES, SIZES, SIZES, SIZES)),
     st.tuples(st.builds(AttentionShape, SIZES, SIZES, SIZES), st.builds(AttentionSchedule, SIZES, SIZES, SIZES, SIZES, SIZES)),
     st.tuples(st.builds(MergeShape, SIZES, SIZES), st.builds(MergeSchedule, SIZES, SIZES, SIZES)))
-TEXT = st.text(max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+NAME = st.from_regex(r"[a-z_][a-z0-9_.-]{0,20}", fullmatch=True)
+DIGEST = st.text("0123456789abcdef", min_size=8, max_size=64)
 
 
 @st.composite
@@ -52,36 +54,43 @@ def rows(draw: st.DrawFn) -> PromotedSchedule:
     mine = schedule_id(schedule)
     passed = draw(st.integers(1, 9))
     return PromotedSchedule(
-        "nvidia-h200", "fp8-v1", draw(TEXT), shape, schedule, mine, draw(TEXT),
+        "nvidia-h200", "m", "fp8-v1", draw(NAME), shape, schedule, mine, draw(DIGEST),
         Toolchain(draw(TEXT), draw(TEXT), draw(st.dictionaries(TEXT, st.booleans() | st.integers(0, 2**30), max_size=3))),
         Recorded(draw(TEXT), draw(TEXT)),
-        Artefact(tuple(draw(st.lists(TEXT, max_size=2))), *draw(st.tuples(*[st.integers(0, 2**40)] * 7)), draw(TEXT)),
-        draw(TEXT), PromotedTiming(mine, draw(TIMES), None, draw(TEXT), draw(st.dictionaries(TEXT, st.floats(0, 9), max_size=2))),
-        Evidence(mine, {"rows": Checks(passed, passed)}, 6, draw(st.integers(0, 2**40)), draw(st.none() | TEXT),
+        Artefact(tuple(draw(st.lists(TEXT, max_size=2))), *draw(st.tuples(*[st.integers(0, 2**40)] * 7)), draw(DIGEST)),
+        draw(DIGEST),
+        PromotedTiming(mine, draw(TIMES), None, draw(TEXT), draw(st.dictionaries(TEXT, st.floats(0, 9), max_size=2))),
+        Evidence(mine, {"rows": Checks(passed, passed)}, 6, draw(st.integers(0, 2**40)), draw(st.none() | DIGEST),
                  "path:" + draw(TEXT), draw(st.none() | TEXT), draw(st.dictionaries(TEXT, PAIRED, max_size=2))),
-        draw(TEXT))
+        draw(TEXT)).sealed()
+
+
+def parse(text: str) -> PromotedFile:
+    return store.parse(parse_fields(text.encode(), "JSON", "test", ScheduleError))
 
 
 @given(rows())
 def test_a_row_survives_its_file(row: PromotedSchedule) -> None:
     """Tuning 14: what the tuner writes, the runtime reads."""
     text = store.text_of(PromotedFile("nvidia-h200", "m", "fp8-v1", (row,)))
-    found = store.parse(json.loads(text), "test")
-    assert found.rows == (row,)
+    found = parse(text)
+    assert found.rows == (row,) and row.row_digest == found.rows[0].digest()
     assert store.text_of(found) == text, "one layout"
 
 
 def test_every_part_of_a_row_survives_its_dict() -> None:
-    assert row_from_dict(json.loads(json.dumps(row_to_dict(row()))), "test", "nvidia-h200", "fp8-v1") == row()
+    fields = Fields(json.loads(json.dumps(row_to_dict(row()))), "test", ScheduleError)
+    assert fields.read(PromotedSchedule, target="nvidia-h200", model="m", recipe="fp8-v1") == row()
 
 
 def promote(folder: Path, *promoted: PromotedSchedule, model: str = "some-model") -> Path:
-    return store.promote(folder, PromotedFile("nvidia-h200", model, "fp8-v1", promoted))
+    rows = tuple(replace(row, model=model).sealed() for row in promoted)
+    return store.promote(folder, PromotedFile("nvidia-h200", model, "fp8-v1", rows))
 
 
 def test_what_is_promoted_is_found_whatever_the_model_is_called(tmp_path: Path) -> None:
     promote(tmp_path, row(), model="another.name")
-    assert store.lookup(store.key_of(row()), [tmp_path / "nothing", tmp_path]) == row()
+    assert store.lookup(store.key_of(row()), [tmp_path / "nothing", tmp_path]) == row(model="another.name")
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -160,16 +169,71 @@ def edited(folder: Path, change: Any) -> Path:
 def test_a_schedule_edited_by_hand_is_read_but_not_found(tmp_path: Path) -> None:
     path = edited(tmp_path, lambda table: table["rows"][0]["schedule"].update(num_stages=4))
     problems = store.read(path).rows[0].problems()
-    assert [p.split()[0] for p in problems] == ["schedule_id", "timing.schedule_id", "evidence.schedule_id"]
+    assert [p.text.split()[0] for p in problems] == ["row_digest", "schedule_id", "timing.schedule_id", "evidence.schedule_id"]
     with pytest.raises(NotPromoted, match="edited since it was measured"):
         store.lookup(store.key_of(row()), [tmp_path])
 
 
-@pytest.mark.parametrize("change", [lambda e: e["checks"]["rows"].update(passed=8), lambda e: e["checks"].clear()])
-def test_a_row_without_its_evidence_is_not_found(tmp_path: Path, change: Any) -> None:
-    edited(tmp_path, lambda table: change(table["rows"][0]["evidence"]))
+@pytest.mark.parametrize("checks", [{"rows": Checks(9, 8)}, {}])
+def test_a_row_without_its_evidence_is_not_found(tmp_path: Path, checks: dict[str, Checks]) -> None:
+    path = promote(tmp_path, row())
+    unproven = row(evidence=replace(row().evidence, checks=checks))
+    path.write_text(store.text_of(PromotedFile("nvidia-h200", "m", "fp8-v1", (unproven,))))
     with pytest.raises(NotPromoted, match=r"evidence\.checks"):
         store.lookup(store.key_of(row()), [tmp_path])
+
+
+def test_a_row_of_another_toolchain_is_not_found_after_an_edit_of_its_key(tmp_path: Path) -> None:
+    """F16: an edited `triton` made look-up find the row."""
+    edited(tmp_path, lambda table: table["rows"][0]["toolchain"].update(triton="3.7.1"))
+    wanted = replace(store.key_of(row()), toolchain=replace(row().toolchain, triton="3.7.1"))
+    with pytest.raises(NotPromoted, match=r"row_digest is .* edited since it was measured"):
+        store.lookup(wanted, [tmp_path])
+
+
+def test_names_that_stand_twice_are_refused(tmp_path: Path) -> None:
+    """F16: Python's JSON takes the last one."""
+    path = promote(tmp_path, row())
+    path.write_text(path.read_text().replace('"kernel": ', '"kernel": "other", "kernel": '))
+    with pytest.raises(ScheduleError, match="'kernel' stands twice"):
+        store.read(path)
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a b", "x" * 101, "n\u00e4me", "a\n"])
+@pytest.mark.parametrize("field", ["target", "model", "recipe"])
+def test_names_are_no_paths(tmp_path: Path, field: str, name: str) -> None:
+    """F18: checked on load, and before a promotion makes a path."""
+    path = edited(tmp_path, lambda table: table.update({field: name}))
+    with pytest.raises(ScheduleError, match=f"{field}.*\n.*expected: a name"):
+        store.read(path)
+    made = replace(PromotedFile("nvidia-h200", "m", "fp8-v1", (row(**{field: name}),)), **{field: name})
+    with pytest.raises(ScheduleError, match="expected: a name"):
+        store.promote(tmp_path / "inside", made)
+    assert not (tmp_path / "inside").exists() and not (tmp_path / "up").exists()
+
+
+def test_rows_of_schema_1_are_read_and_refused_until_they_are_migrated(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def old(table: Any) -> None:
+        table["schema"] = store.UNSEALED
+        del table["rows"][0]["row_digest"]
+
+    path = edited(tmp_path, old)
+    assert [found.row_digest for found in store.read(path).rows] == [None]
+    with pytest.raises(NotPromoted, match=r"rows of schema 1 have none; python -m tune_kernels.schedules.migrate FOLDER"):
+        store.lookup(store.key_of(row()), [tmp_path])
+    assert migrate.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{path}: 1 rows sealed\n"
+    assert store.lookup(store.key_of(row()), [tmp_path]) == row(model="some-model")
+    assert migrate.main([str(tmp_path)]) == 0 and not capsys.readouterr().out, "nothing is left to do"
+
+
+def test_an_edited_row_is_not_migrated(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = edited(tmp_path, lambda table: table["rows"][0]["evidence"].update(prompts=99))
+    before = path.read_bytes()
+    assert migrate.main([str(tmp_path)]) == 2 and "row_digest is" in capsys.readouterr().err
+    assert path.read_bytes() == before
 
 
 def test_a_row_with_problems_is_not_written(tmp_path: Path) -> None:
@@ -179,24 +243,24 @@ def test_a_row_with_problems_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    (lambda t: t.update(schema="tune-kernels/promoted-schedules/2"), "update tune-kernels"),
+    (lambda t: t.update(schema="tune-kernels/promoted-schedules/3"), "update tune-kernels"),
     (lambda t: t.update(schema="something/else"), "name a file"),
     (lambda t: t.update(rows={}), "rows: {} is a dict"),
     (lambda t: t.update(extra=1), "unknown field"),
     (lambda t: t["rows"].append(t["rows"][0]), "a second row of gate_up"),
-    (lambda t: t["rows"].append(5), "row 1: is a int"),
+    (lambda t: t["rows"].append(5), "rows[1]: 5 is a int"),
     (lambda t: t["rows"][0].pop("evidence"), "evidence: missing"),
     (lambda t: t["rows"][0].update(evidense=1), "did you mean 'evidence'"),
     (lambda t: t["rows"][0]["shape"].update(N="256"), "unknown shape"),
     (lambda t: t["rows"][0]["schedule"].pop("BLOCK_N"), "exactly the knobs of one kind"),
     (lambda t: t["rows"][0]["schedule"].update(BLOCK_N=-1), "positive number"),
     (lambda t: t["rows"][0]["artefact"].update(registers=-1), "0 or more"),
-    (lambda t: t["rows"][0]["artefact"].update(instructions=[1]), "a list of names"),
-    (lambda t: t["rows"][0]["timing"]["times"].update(interval_us=[2, 1]), "ascending"),
-    (lambda t: t["rows"][0]["timing"]["times"].update(interval_us=[1]), "2 numbers"),
-    (lambda t: t["rows"][0]["timing"].update(clocks={"sm_mhz": "fast"}), "a number each"),
+    (lambda t: t["rows"][0]["artefact"].update(instructions=[1]), "instructions[0]: 1 is a int"),
+    (lambda t: t["rows"][0]["timing"]["times"].update(interval_us=[2, 1]), "[low, high]"),
+    (lambda t: t["rows"][0]["timing"]["times"].update(interval_us=[1]), "has 1 values"),
+    (lambda t: t["rows"][0]["timing"].update(clocks={"sm_mhz": "fast"}), "clocks: sm_mhz: 'fast' is a str"),
     (lambda t: t["rows"][0]["evidence"].update(weights="real"), "random:SEED or path:NAME"),
-    (lambda t: t["rows"][0]["evidence"]["checks"]["rows"].update(passed=99), "at most 9"),
+    (lambda t: t["rows"][0]["evidence"]["checks"]["rows"].update(passed=99), "at most as many passed as ran"),
 ])
 def test_a_wrong_file_is_named_with_its_field(tmp_path: Path, change: Any, said: str) -> None:
     path = edited(tmp_path, change)
@@ -233,7 +297,7 @@ def test_numbers_stand_on_one_line_and_strings_are_left_alone() -> None:
 
 def test_ten_thousand_rows_are_read() -> None:
     file = PromotedFile("nvidia-h200", "m", "fp8-v1", tuple(row(N=16 * i) for i in range(1, 10_001)))
-    assert len(store.parse(json.loads(store.text_of(file)), "test").rows) == 10_000
+    assert len(parse(store.text_of(file)).rows) == 10_000
 
 
 def test_the_store_needs_neither_torch_nor_triton() -> None:

@@ -18,11 +18,11 @@ H200, B300 = "nvidia-h200", "nvidia-b300"
 def file(sku: str = H200) -> PromotedFile:
     """The SKU's file, with evidence of the kernels as they are now."""
     found = store.read(DATA / sku / "qwen2.5-7b.fp8-v1.json")
-    return replace(found, rows=tuple(replace(row, kernel_digest=current_digest(row.kernel)) for row in found.rows))
+    return replace(found, rows=tuple(replace(row, kernel_digest=current_digest(row.kernel)).sealed() for row in found.rows))
 
 
 def with_row(old: PromotedFile, kernel: str, change: Callable[[PromotedSchedule], PromotedSchedule]) -> PromotedFile:
-    return replace(old, rows=tuple(change(row) if row.kernel == kernel else row for row in old.rows))
+    return replace(old, rows=tuple(change(row).sealed() if row.kernel == kernel else row for row in old.rows))
 
 
 def scaled(times: Distribution, by: float) -> Distribution:
@@ -40,7 +40,7 @@ def promoted(row: PromotedSchedule, ratio: float = 0.9, **knobs: Any) -> Promote
 
 
 def in_recipe(old: PromotedFile, recipe: str) -> PromotedFile:
-    return replace(old, recipe=recipe, rows=tuple(replace(row, recipe=recipe) for row in old.rows))
+    return replace(old, recipe=recipe, rows=tuple(replace(row, recipe=recipe).sealed() for row in old.rows))
 
 
 def write(folder: Path, *files: PromotedFile) -> Path:

@@ -41,9 +41,9 @@ def _row(recording: Recording, contest: Contest, name: str, said: Said, date: st
     evidence = Evidence(mine, checks, agreement.prompts, agreement.tokens_compared, agreement.tokens_sha256,
                         recording.weights, recording.weights_fingerprint, agreement.full_model)
     return PromotedSchedule(
-        recording.target, recording.recipe, contest.kernel, contest.shape, entrant.schedule, mine, contest.kernel_digest,
-        recording.toolchain, Recorded(recording.machine.driver, recording.machine.cuda), _artefact(entrant.facts),
-        checked.numerics_class or "", _timing(recording, contest, name, mine), evidence, date)
+        recording.target, recording.model, recording.recipe, contest.kernel, contest.shape, entrant.schedule, mine,
+        contest.kernel_digest, recording.toolchain, Recorded(recording.machine.driver, recording.machine.cuda),
+        _artefact(entrant.facts), checked.numerics_class or "", _timing(recording, contest, name, mine), evidence, date).sealed()
 
 
 def _artefact(facts: Mapping[str, Any]) -> Artefact:

@@ -7,7 +7,7 @@ it must belong to another recipe. In offline reports, a variant that was accepte
 
 from dataclasses import replace
 
-from ...schedules.promoted import PromotedSchedule
+from ...schedules.promoted import EDITED, FAILED, MISSING, PromotedSchedule
 from ...shapes.errors import ShapeError
 from ...shapes.target import load_sku
 from ..offline.inspection import instruction_reasons
@@ -23,7 +23,7 @@ CODES = {
     "spills": "spilling registers", "falls_back": "not using the instruction it must use",
     "unknown_sku": "of an unknown GPU", "rejected": "accepted before and rejected now",
 }
-OF_STATE = {evidence.EDITED: "edited", evidence.MISSING: "no_evidence", evidence.FAILED: "check_failed", evidence.STALE: "stale"}
+OF_STATE = {EDITED: "edited", MISSING: "no_evidence", FAILED: "check_failed", evidence.STALE: "stale"}
 OF_REASON = {"wrong_instruction": "falls_back", "register_spill": "spills"}  # a report's reject codes; others are `rejected`
 
 

@@ -242,7 +242,7 @@ def _row(key: tuple[str, ...], old: Entry | None, new: Entry | None) -> RowDiff:
 def _same(row: RowDiff, was: PromotedSchedule | None, now: PromotedSchedule | None) -> bool:
     """Whether the sides differ in no more than the recipe's or model's name; variants, in no more than the toolchain's."""
     if was and now:
-        return replace(now, recipe=was.recipe) == was
+        return replace(now, recipe=was.recipe, model=was.model, row_digest=was.row_digest) == was
     return not (row.facts or row.knobs or row.kernel_changed)
 
 

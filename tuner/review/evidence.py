@@ -7,7 +7,7 @@ from functools import cache
 
 from ...schedules.promoted import Checks, PromotedSchedule
 
-PRESENT, MISSING, STALE, FAILED, EDITED = "present", "missing", "stale", "failed", "edited"
+PRESENT, STALE = "present", "stale"
 SAME_CLASS, OTHER_CLASS, NOT_COMPARABLE = "same class", "another class", "not comparable"
 
 
@@ -52,15 +52,8 @@ def evidence_of(row: PromotedSchedule | None) -> EvidenceState | None:
     if row is None:
         return None
     evidence = row.evidence
-    problems = row.problems()
-    edited = [p for p in problems if "edited since" in p]
-    run = sum(c.run for c in evidence.checks.values())
-    failed = [p for p in problems if p not in edited] if run else []
-    missing = [] if run else ["no check was run"]
-    stale = stale_reasons(row)
-    by_state = {EDITED: edited, MISSING: missing, FAILED: failed, STALE: stale}
-    state = next((name for name, reasons in by_state.items() if reasons), PRESENT)
-    why = tuple((name, reason) for name, reasons in by_state.items() for reason in reasons)
+    why = (*((problem.state, problem.text) for problem in row.problems()), *((STALE, reason) for reason in stale_reasons(row)))
+    state = why[0][0] if why else PRESENT
     return EvidenceState(state, why, evidence.checks, evidence.prompts, evidence.tokens_compared, evidence.weights,
                          evidence.random_weights, row.date)
 

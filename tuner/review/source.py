@@ -12,7 +12,7 @@ from typing import Any
 
 from ...schedules import store
 from ...schedules.errors import ScheduleError
-from ...shapes.fields import parse_table
+from ...shapes.fields import Fields, parse_table
 from ..errors import DiffError, ReportError
 from ..offline.report import check_report, read_report
 from . import git as diff_git
@@ -155,7 +155,7 @@ def _promoted(tables: Mapping[str, dict[str, Any]], name: str) -> Collection:
     if count > MOST_ROWS:
         raise ScheduleError(f"{name}: {count:,} promoted rows", expected=f"at most {MOST_ROWS:,}: each is checked in every field",
                             action="compare one file at a time")
-    files = [store.parse(table, where) for where, table in sorted(tables.items())]
+    files = [store.parse(Fields(table, where, ScheduleError)) for where, table in sorted(tables.items())]
     seen: dict[str, str] = {}
     for where, file in zip(sorted(tables), files):
         if file.name in seen:

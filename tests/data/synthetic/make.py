@@ -59,9 +59,9 @@ def row(sku: str, kernel: str, shape: KernelShape) -> PromotedSchedule:
     checks = {"reference": Checks(1, 1), "rows": Checks(9, 9), "determinism": Checks(5, 5), "agreement": Checks(18, 18)}
     clocks = {"sm_mhz": 1980.0, "memory_mhz": 3201.0, "temperature_c": 45.0}
     return PromotedSchedule(
-        sku, RECIPE, kernel, shape, schedule, mine, MARK, toolchain, Recorded(MARK, MARK), artefact, digest[::-1],
+        sku, MODEL, RECIPE, kernel, shape, schedule, mine, digest[:16], toolchain, Recorded(MARK, MARK), artefact, digest[::-1],
         PromotedTiming(mine, times(TIMES_US[kernel][at]), previous, MARK, clocks),
-        Evidence(mine, checks, 6, 2304, digest, "random:0", None, {"ar": Paired(0.96, (0.955, 0.966), 5)}), MARK)
+        Evidence(mine, checks, 6, 2304, digest, "random:0", None, {"ar": Paired(0.96, (0.955, 0.966), 5)}), MARK).sealed()
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from tune_kernels.schedules.errors import ScheduleError
 from tune_kernels.schedules.promoted import Checks, PromotedSchedule
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import schedule_id
-from tune_kernels.schedules.store import Found, PromotedFile
+from tune_kernels.schedules.store import PromotedFile
 from tune_kernels.shapes.model import load_model_shape
 from tune_kernels.shapes.target import load_sku, sku_of
 
@@ -56,9 +56,10 @@ def promoted(folder: Path, device: str, tmp_path: Path) -> Path:
     for kernel in KERNELS:
         schedule = default_schedule(RECIPE, kernel, target.arch, shapes[kernel])
         key, mine, base = store_key(kernel, shapes[kernel], target, RECIPE), schedule_id(schedule), row()
-        made.append(replace(base, target=target.name, kernel=kernel, shape=key.shape, schedule=schedule, schedule_id=mine,
-                            kernel_digest=key.kernel_digest, toolchain=key.toolchain,
-                            timing=replace(base.timing, schedule_id=mine), evidence=replace(base.evidence, schedule_id=mine)))
+        found = replace(base, target=target.name, model=MODEL, kernel=kernel, shape=key.shape, schedule=schedule,
+                        schedule_id=mine, kernel_digest=key.kernel_digest, toolchain=key.toolchain,
+                        timing=replace(base.timing, schedule_id=mine), evidence=replace(base.evidence, schedule_id=mine))
+        made.append(found.sealed())
     store.promote(tmp_path / "promoted", PromotedFile(target.name, MODEL, RECIPE.name, tuple(made)))
     return tmp_path / "promoted"
 
@@ -168,7 +169,7 @@ def test_schedules_that_are_not_promoted_are_refused(folder: Path, promoted: Pat
 
 def proven(**changes: Any) -> Evidence:
     results = [CheckResult(kind, "one", True) for kind in ("agreement", "reference")]
-    return replace(Evidence("path:m", "f", "fp8-v1", "triton", results, 1, 2, "ab", in_use=(Found("m", row()),)), **changes)
+    return replace(Evidence("path:m", "f", "fp8-v1", "triton", results, 1, 2, "ab", in_use=(row(),)), **changes)
 
 
 def test_a_row_that_was_replaced_meanwhile_stays(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_kinds_that_were_not_run_again_stay_with_the_same_weights_alone(tmp_path
 
     def again(**changes: Any) -> set[str]:
         [path] = tmp_path.glob("*/*.json")
-        upgrade(proven(in_use=(Found("m", store.read(path).rows[0]),), **changes), tmp_path)
+        upgrade(proven(in_use=(store.read(path).rows[0],), **changes), tmp_path)
         return set(store.read(path).rows[0].evidence.checks)
 
     assert again() == {"rows", "agreement", "reference", "quality"}

@@ -73,7 +73,7 @@ def make_bundle(folder: Path, model: ModelShape, recipe: Recipe, schedules: Path
 
 def promote(folder: Path, model: ModelShape, recipe: Recipe) -> None:
     shapes = model.kernel_shapes(recipe.linear_dtype, recipe.terms)
-    rows = tuple(promoted(kernel, shapes[kernel], schedule) for kernel, schedule in PROMOTED.items())
+    rows = tuple(promoted(kernel, shapes[kernel], schedule, model.name) for kernel, schedule in PROMOTED.items())
     store.promote(folder, PromotedFile("nvidia-h200", model.name, recipe.name, rows))
 
 

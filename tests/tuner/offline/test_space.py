@@ -170,7 +170,7 @@ def test_what_is_promoted_is_a_candidate(tmp_path: Path) -> None:
     shapes = load_model_shape("qwen2.5-7b").kernel_shapes(recipe.linear_dtype, recipe.terms)
     mine: dict[str, Schedule] = {"down": LinearSchedule(32, 512, 2, 8, split_k=5), "lm_head": HeadSchedule(16, 16, 2, 1)}
     for kernel, schedule in mine.items():
-        store.promote(tmp_path, PromotedFile(sku.name, "any", recipe.name, (promoted(kernel, shapes[kernel], schedule),)))
+        store.promote(tmp_path, PromotedFile(sku.name, "m", recipe.name, (promoted(kernel, shapes[kernel], schedule),)))
     found = with_those_in_place([], recipe, shapes, list(shapes), [load_arch("sm_90"), load_arch("sm_103")], [tmp_path])
     new = [(c.kernel, c.target.arch, c.schedule) for c in found if c.schedule in mine.values()]
     assert new == [("down", "sm_90", mine["down"]), ("lm_head", "sm_90", mine["lm_head"]),

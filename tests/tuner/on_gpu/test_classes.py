@@ -131,7 +131,7 @@ def test_a_promoted_class_that_is_not_met_fails(promoted: Path, tmp_path: Path) 
     """As after an update of the driver that changed bits."""
     [path] = promoted.glob("*/*.json")
     file = store.read(path)
-    store.promote(promoted, replace(file, rows=tuple(replace(r, numerics_class="0" * 64) if r.kernel == "down" else r
+    store.promote(promoted, replace(file, rows=tuple(replace(r, numerics_class="0" * 64).sealed() if r.kernel == "down" else r
                                                      for r in file.rows)))
     done = invoke("--replay", H200_RUN, "--schedules", promoted, "--out", tmp_path / "classes.json")
     assert done.exit_code == 1

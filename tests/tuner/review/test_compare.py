@@ -208,7 +208,7 @@ def test_every_code_of_a_promoted_row_is_tested() -> None:
 
 def test_an_unknown_gpu_is_refused() -> None:
     old = synthetic.file()
-    new = replace(old, target="nvidia-x1", rows=tuple(replace(row, target="nvidia-x1") for row in old.rows))
+    new = replace(old, target="nvidia-x1", rows=tuple(replace(row, target="nvidia-x1").sealed() for row in old.rows))
     assert {f.code for f in diff_of(old, new).findings} == {"unknown_sku"}
 
 
