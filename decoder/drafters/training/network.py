@@ -100,6 +100,8 @@ class DrafterNetwork(nn.Module):
     """shape: `drafter_shape` of the target. ids [V_d]: target id of each draft id."""
 
     ids: torch.Tensor
+    cos: torch.Tensor  # [positions, head_dim / 2]
+    sin: torch.Tensor
 
     def __init__(self, shape: ModelShape, ids: torch.Tensor) -> None:
         super().__init__()
@@ -108,14 +110,16 @@ class DrafterNetwork(nn.Module):
         self.midlayer = Midlayer(shape)
         self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.lm_head = nn.Linear(shape.hidden_size, len(ids), bias=False)
-        self.register_buffer("ids", ids, persistent=False)
+        cos, sin = rope_table(shape, shape.max_position, torch.device("cpu"))
+        for name, buffer in (("ids", ids), ("cos", cos), ("sin", sin)):
+            self.register_buffer(name, buffer, persistent=False)
 
     def unroll(self, features: torch.Tensor, embedded: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
         """Yields, for each of `steps` drafted tokens, the recurrent feature of every row, [B, T, H] in fp32.
 
         features [B, T, 3H] and embedded [B, T, H], the target's, of the sequence's own tokens.
         """
-        rope = self.rope(features.shape[1], features.device)
+        rope = self.cos[:features.shape[1]], self.sin[:features.shape[1]]
         following = embedded.roll(-1, 1)
         feature, chain = self.fc(features).float(), list[Keys]()
         for step in range(steps):
@@ -126,11 +130,6 @@ class DrafterNetwork(nn.Module):
         """[..., V_d] of recurrent features [..., H]."""
         out: torch.Tensor = self.lm_head(self.norm(feature).to(self.lm_head.weight.dtype))
         return out
-
-    def rope(self, length: int, device: torch.device) -> Keys:
-        """Cosines and sines [length, head_dim / 2]."""
-        cos, sin = rope_table(self.shape, length, device)
-        return cos[:length], sin[:length]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
