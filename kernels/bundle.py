@@ -168,7 +168,7 @@ def read(place: Path) -> dict[str, bytes]:
     """The files of one artefact, checked. Raises BundleError where one is missing or not what was written."""
     again = "run tune-kernels --offline into this folder again: damaged artefacts are compiled anew"
     try:
-        digests = json.loads((place / "sha256.json").read_bytes())
+        digests = dict(json.loads((place / "sha256.json").read_bytes()))
         files = {name: (place / name).read_bytes() for name in digests}
     except (OSError, ValueError, TypeError):
         raise BundleError(f"artefact {place}: files are missing or unreadable", expected="a whole artefact",
@@ -177,11 +177,23 @@ def read(place: Path) -> dict[str, bytes]:
         if sha256(data) != digests[name]:
             raise BundleError(f"artefact {place}: {name} ({len(data)} bytes) is not what was written",
                               expected=f"sha256 {str(digests[name])[:12]}", action=again)
+    if not any(name.endswith(".cubin") for name in files):
+        raise BundleError(f"artefact {place}: sha256.json names no cubin", expected="a whole artefact", action=again)
     return files
 
 
-def install(kernel: Jitted, bundle: Path, *, device: int = 0, compile_missing: bool = False) -> None:
-    """Let `kernel[grid](...)` take its artefacts from a bundle.
+def require_judged(files: Mapping[str, bytes], key: str, judged: Mapping[str, str]) -> None:
+    """Raises BundleError where an artefact isn't the one that was inspected. judged: SHA-256 of the inspected cubin by key; an
+    artefact that isn't in it was never a candidate."""
+    found = next(sha256(data) for name, data in files.items() if name.endswith(".cubin"))
+    if judged.get(key, found) != found:
+        raise BundleError(f"artefact {key}: its cubin is {found[:12]}, the one that was inspected is {judged[key][:12]}",
+                          expected="the cubin of the report", action="run tune-kernels --offline into this folder with --fresh")
+
+
+def install(kernel: Jitted, bundle: Path, *, device: int = 0, compile_missing: bool = False,
+            judged: Mapping[str, str] | None = None) -> None:
+    """Let `kernel[grid](...)` take its artefacts from a bundle. judged: as in require_judged.
 
     Replaces the `compile` attribute that Triton's JITFunction sets when it first sees a device (Triton 3.6 to 3.9), so
     arguments are specialised as usual and what is missing can still be compiled.
@@ -205,7 +217,9 @@ def install(kernel: Jitted, bundle: Path, *, device: int = 0, compile_missing: b
             raise BundleError(f"no artefact {key} for {src.name} with {dict(src.constants)}",
                               expected=f"one in {bundle / 'artefacts'}, made with Triton {triton.__version__}",
                               action="make the bundle with this Triton and assembler: make tune TRITON=VERSION")
-        group = {name: str(place / name) for name in read(place) if name.endswith((".json", ".cubin"))}
+        files = read(place)
+        require_judged(files, key, judged or {})
+        group = {name: str(place / name) for name in files if name.endswith((".json", ".cubin"))}
         return CompiledKernel(src, group, key)
 
     kernel.compile = compile_or_load

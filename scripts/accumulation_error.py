@@ -32,10 +32,13 @@ from tune_kernels.shapes.model import LinearShape, load_model_shape
 from tune_kernels.shapes.target import Target
 from tune_kernels.tuner.offline.record import write_json
 from tune_kernels.tuner.offline.report import describe_schedule
+from tune_kernels.tuner.on_gpu.samples.machine import sku_of
 from tune_kernels.tuner.on_gpu.samples.timing import Batch, distribution
 from tune_kernels.tuner.on_gpu.worker import gpu_state
-from tune_kernels.tuner.on_gpu.worker.measure import Bench, Problem, TimeTask, rounds_of
-from tune_kernels.tuner.on_gpu.worker.operands import LinearCase, Operands, relative_rms
+from tune_kernels.tuner.on_gpu.worker.linears import LinearCase
+from tune_kernels.tuner.on_gpu.worker.operands import Operands, relative_rms
+from tune_kernels.tuner.on_gpu.worker.tasks import Problem, TimeTask
+from tune_kernels.tuner.on_gpu.worker.timing import Bench, rounds_of
 
 NEVER = 0
 EVERY = (NEVER, 512, 256, 128, 64, 32)  # products along K; 32 is one FP8 instruction
@@ -101,7 +104,7 @@ def measured(kernel: str, shape: LinearShape, recipe: Recipe, target: Target) ->
     right = case.reference(rows)
     candidates: Any = tuple((s.name, s) for s in listed)
     task = TimeTask(Problem(kernel, plain, target.name, recipe.name, ""), candidates, "confirm", ROUNDS, 0, "")
-    samples, states, _ = rounds_of(task, Bench(case, case, COPIES, LAUNCHES), lambda name: None)
+    samples, states = rounds_of(task, Bench(case, COPIES, LAUNCHES), lambda name: None)
     batch, made = Batch("confirm", 0, samples, states), []
     for s in listed:
         y, times = case.output(s, 0, rows), distribution([batch], s.name)
@@ -127,7 +130,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     machine, recipe = gpu_state.this_machine(), load_recipe(options.recipe)
-    target = gpu_state.sku_of(machine)
+    target = sku_of(machine)
     shapes = load_model_shape(options.model).kernel_shapes(recipe.linear_dtype, recipe.terms)
     rows: list[dict[str, Any]] = []
     for kernel in options.kernel or ["down"]:

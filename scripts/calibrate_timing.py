@@ -17,22 +17,25 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.shapes.errors import UserError
+from tune_kernels.shapes.fields import read_fields
 from tune_kernels.tuner import pool
+from tune_kernels.tuner.errors import RecordingError
 from tune_kernels.tuner.offline.record import write_json
 from tune_kernels.tuner.offline.report import read_report
 from tune_kernels.tuner.on_gpu import survivors
 from tune_kernels.tuner.on_gpu.samples import recording
 from tune_kernels.tuner.on_gpu.samples.calibration import Calibration, calibrate, calibrate_on
+from tune_kernels.tuner.on_gpu.samples.machine import sku_of
 from tune_kernels.tuner.on_gpu.samples.race import CONFIRM_ROUNDS
-from tune_kernels.tuner.on_gpu.samples.ranking import rank
-from tune_kernels.tuner.on_gpu.samples.timing import Batch, batch_from_dict, batch_to_dict
+from tune_kernels.tuner.on_gpu.samples.ranking import rank_all
+from tune_kernels.tuner.on_gpu.samples.timing import Batch, StoredBatch, batch_of, stored_batch
+from tune_kernels.tuner.on_gpu.survivors import Conditions
 from tune_kernels.tuner.on_gpu.worker import gpu_state
-from tune_kernels.tuner.on_gpu.worker.measure import Problem
 from tune_kernels.tuner.on_gpu.worker.measurer import GpuMeasurer, gpu_executor
+from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 ONE, OTHER = "one", "the same"
 AT_ONCE = 10  # comparisons in one task
@@ -41,13 +44,13 @@ AT_ONCE = 10  # comparisons in one task
 def record(bundle: Path, kernels: list[str], comparisons: int, scratch: Path) -> dict[str, list[Batch]]:
     """Batches by kernel: each kernel's incumbent against itself."""
     report = read_report(bundle)
-    recipe, target = load_recipe(report["recipe"]), gpu_state.sku_of(gpu_state.this_machine())
-    found = survivors.find_survivors(bundle, report["model"], kernels, target, recipe, bundle)
-    contests, skipped = survivors.contests(found, kernels, target, recipe, [])
+    recipe, target = load_recipe(report["recipe"]), sku_of(gpu_state.this_machine())
+    wanted = Conditions(report["model"], None, target, recipe)
+    found = survivors.find_survivors(bundle, wanted, kernels, bundle)
+    contests, skipped = survivors.contests(found, kernels, wanted)
     for kernel, why in skipped.items():
         print(f"{kernel}: skipped: {why}")
-    executor = gpu_executor(scratch)
-    measurer = GpuMeasurer(executor, scratch / "words")
+    measurer = GpuMeasurer(lambda: gpu_executor(scratch), scratch / "words")
     batches: dict[str, list[Batch]] = {}
     try:
         for kernel, contest in contests.items():
@@ -60,7 +63,7 @@ def record(bundle: Path, kernels: list[str], comparisons: int, scratch: Path) ->
                     raise SystemExit(f"{kernel}: {dead}")
                 batches.setdefault(kernel, []).append(batch)
     finally:
-        executor.shutdown(cancel_futures=True)
+        measurer.close()
     return batches
 
 
@@ -87,15 +90,16 @@ def main() -> int:
         say({"each alone": calibrate_on(confirmed, shared=False)})
         return say({"as confirmed": calibrate_on(confirmed)})
     if options.replay:
-        table: dict[str, Any] = json.loads(options.replay.read_text())
-        batches = {kernel: [batch_from_dict(b) for b in listed] for kernel, listed in table["kernels"].items()}
+        kernels = read_fields(options.replay, RecordingError).inner("kernels")
+        batches = {k: [batch_of(b.read(StoredBatch), k) for b in kernels.items(k)] for k in kernels.table}
     else:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         with pool.scratch_folder(options.out.parent.absolute()) as scratch:
             batches = record(options.bundle, options.kernel or ["gate_up", "merge"], options.comparisons, scratch)
         machine = dataclasses.asdict(gpu_state.this_machine())
-        write_json(options.out, {"machine": machine,
-                                 "kernels": {k: [batch_to_dict(b) for b in listed] for k, listed in batches.items()}})
+        write_json(options.out, {"machine": machine, "kernels": {
+            k: [dataclasses.asdict(stored_batch(b)) for b in listed]
+            for k, listed in batches.items()}})
     return say({kernel: calibrate(listed, ONE, OTHER) for kernel, listed in batches.items()})
 
 
@@ -104,11 +108,11 @@ def compare_runs(runs: list[recording.Recording]) -> None:
     same, names = 0, []
     for i, one in enumerate(runs):
         for other in (r for r in runs[i + 1:] if (r.model, r.target, r.recipe) == (one.model, one.target, one.recipe)):
-            recipe = load_recipe(one.recipe)
+            rankings = [rank_all(run, load_recipe(run.recipe)) for run in (one, other)]
             for kernel in (k for k, c in one.contests.items() if c.finished and k in other.contests):
                 if not other.contests[kernel].finished:
                     continue
-                first, second = (rank(run.contests[kernel], recipe).winner for run in (one, other))
+                first, second = (r[kernel].winner for r in rankings)
                 same += first == second
                 names.append(f"{one.model} {kernel}" + ("" if first == second else f": {first} and {second}"))
     if names:

@@ -9,6 +9,7 @@ that kills it ends the run. Prints a line a kernel, then one JSON line. Needs th
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -22,21 +23,22 @@ from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import schedule_from_dict
 from tune_kernels.shapes.model import shape_from_dict
 from tune_kernels.tuner.offline.report import read_report
-from tune_kernels.tuner.on_gpu.samples.gate import Checked, Failure, checked_to_dict
-from tune_kernels.tuner.on_gpu.worker import gpu_state, measure
+from tune_kernels.tuner.on_gpu.samples.gate import Checked, Failure, stored_checked
+from tune_kernels.tuner.on_gpu.samples.machine import sku_of
+from tune_kernels.tuner.on_gpu.worker import checks, gpu_state
 from tune_kernels.tuner.on_gpu.worker.calls import count_calls
-from tune_kernels.tuner.on_gpu.worker.measure import Problem
+from tune_kernels.tuner.on_gpu.worker.process import install
+from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 
 def check(variant: dict[str, Any], target: str, recipe: str, bundle: Path) -> Checked:
-    """What one variant does; a candidate that raises is a finding, and the others still count."""
+    """The checks of one variant. A candidate that raises is a finding, and the others still count."""
     problem = Problem(variant["kernel"], shape_from_dict(variant["shape"], variant["id"]), target, recipe, str(bundle))
     schedule = schedule_from_dict(registry.operation(variant["kernel"]).schedule_type, variant["schedule"], variant["id"])
     try:
-        measure.require_artefact(problem, schedule)
-        measure.install(problem.bundle)
-        bench = measure.bench_of(problem)
-        return measure.run_checks(bench.case, bench.wide, schedule)
+        checks.require_artefact(problem, schedule)
+        install(problem.bundle)
+        return checks.run_checks(checks.usual_case(problem), checks.wide_case(problem), schedule)
     except Exception as e:
         return Checked(failure=Failure("launch", f"{type(e).__name__}: {e}"[:500]))
 
@@ -46,10 +48,10 @@ def main() -> int:
     parser.add_argument("--bundle", type=Path, default=Path("build/offline"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    calls = count_calls()
+    counter = count_calls()
     report = read_report(options.bundle)
     machine = gpu_state.this_machine()
-    target, recipe = gpu_state.sku_of(machine), load_recipe(report["recipe"])
+    target, recipe = sku_of(machine), load_recipe(report["recipe"])
     variants = [v for v in report["variants"]
                 if v["target"] == target.arch and v["verdict"] == "accepted" and v["kernel"] in registry.TUNABLE]
     started = time.perf_counter()
@@ -66,10 +68,10 @@ def main() -> int:
               f"{len({c.numerics_class for c in good})} numerics classes")
     right = sum(not c.failure for mine in found.values() for _, c in mine)
     result = {"gpu": machine.gpu, "driver": machine.driver, "torch": torch.__version__, "triton": triton.__version__,
-              "target": target.arch, "variants": len(variants), "ok": right, "calls": calls.as_dict(),
+              "target": target.arch, "variants": len(variants), "ok": right, "calls": dataclasses.asdict(counter.calls),
               "seconds": round(time.perf_counter() - started, 1)}
     if options.out:
-        listed = [{"id": i, "kernel": k, **checked_to_dict(c)} for k, mine in found.items() for i, c in mine]
+        listed = [{"id": i, "kernel": k, **dataclasses.asdict(stored_checked(c))} for k, mine in found.items() for i, c in mine]
         options.out.write_text(json.dumps({**result, "found": listed}, sort_keys=True) + "\n")
     print(json.dumps(result))
     return 0 if right == len(variants) and variants else 1

@@ -21,10 +21,13 @@ import triton.language as tl
 from tune_kernels.kernels.registry import default_schedule
 from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.shapes.model import MergeShape, load_model_shape
+from tune_kernels.tuner.on_gpu.samples.machine import sku_of
 from tune_kernels.tuner.on_gpu.samples.timing import Batch, distribution, paired, ratios
 from tune_kernels.tuner.on_gpu.worker import gpu_state
-from tune_kernels.tuner.on_gpu.worker.measure import Bench, Problem, TimeTask, rounds_of
-from tune_kernels.tuner.on_gpu.worker.operands import CLASS_ROWS, MergeCase, Operands
+from tune_kernels.tuner.on_gpu.worker.attention import MergeCase
+from tune_kernels.tuner.on_gpu.worker.operands import CLASS_ROWS, SIZES, Operands
+from tune_kernels.tuner.on_gpu.worker.tasks import Problem, TimeTask
+from tune_kernels.tuner.on_gpu.worker.timing import Bench, rounds_of
 
 OCCUPANCIES = (600, 2_000, 83_000)  # tokens in the cache; the worklog saw the old merge at 83,000
 ROUNDS, COPIES, LAUNCHES = 96, 4, 64
@@ -62,8 +65,9 @@ class Merges(MergeCase):
 
     def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands, tokens: int) -> None:
         assert tokens + CLASS_ROWS[-1] <= OLD_CHUNK * Old.SPLITS
-        super().__init__(shape, replace(recipe, kv_chunk=OLD_CHUNK), make, (tokens,))
-        self.now = MergeCase(shape, recipe, make, (tokens,))
+        make = replace(make, sizes=replace(SIZES, occupancies=(tokens,)))
+        super().__init__(shape, replace(recipe, kv_chunk=OLD_CHUNK), make)
+        self.now = MergeCase(shape, recipe, make)
 
     def timed(self, schedule: Any, copy: int) -> None:
         if not isinstance(schedule, Old):
@@ -82,7 +86,7 @@ def main() -> int:
     parser.add_argument("--model", default="qwen2.5-7b")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    target, recipe = gpu_state.sku_of(gpu_state.this_machine()), load_recipe("fp8-v1")
+    target, recipe = sku_of(gpu_state.this_machine()), load_recipe("fp8-v1")
     shape = load_model_shape(options.model).kernel_shapes()["merge"]
     assert isinstance(shape, MergeShape)
     candidates: dict[str, Any] = {"old": Old(shape.head_dim), "tiled": Old(32),
@@ -92,7 +96,7 @@ def main() -> int:
         case = Merges(shape, recipe, Operands("cuda", copies=COPIES), tokens)
         problem = Problem("merge", shape, target.name, recipe.name, "", (tokens,))
         task = TimeTask(problem, tuple(candidates.items()), "confirm", ROUNDS, tokens, "")
-        samples, states, _ = rounds_of(task, Bench(case, case, COPIES, LAUNCHES), lambda name: None)
+        samples, states = rounds_of(task, Bench(case, COPIES, LAUNCHES), lambda name: None)
         batch = Batch("confirm", tokens, samples, states)
         for name in candidates:
             times, change = distribution([batch], name), paired(ratios([batch], name, "old"))

@@ -111,8 +111,13 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
     if offline:
         context.exit(_offline(as_json, **{**chosen, "out": chosen["out"] or Path("build/offline")}))
     from .on_gpu.command import run
+    from .on_gpu.run import Request
 
-    context.exit(run(as_json, **{**chosen, "out": chosen["out"] or Path("build/on-gpu")}))
+    how = ("promote", "dry_run", "replay")
+    chosen["out"] = chosen["out"] or Path("build/on-gpu")
+    request = Request(**{n: v for n, v in chosen.items() if n not in how})
+    given = [n for n in names if context.get_parameter_source(n) == click.core.ParameterSource.COMMANDLINE]
+    context.exit(run(request, as_json=as_json, given=given, **{n: chosen[n] for n in how}))
 
 
 OFFLINE = ("model", "targets", "kernels", "space", "recipe", "jobs", "out", "fresh", "max_spill_bytes", "executor", "schedules")

@@ -8,6 +8,7 @@ parent's to answer, and die with it.
 
 import concurrent.futures
 import contextlib
+import copy
 import ctypes
 import importlib
 import multiprocessing
@@ -78,6 +79,12 @@ class LocalExecutor(concurrent.futures.Executor):
         future: concurrent.futures.Future[T] = self.pool.schedule(_bounded, args=(fn, args, kwargs),
                                                                   timeout=self.wall_seconds)
         return future
+
+    def within(self, wall_seconds: float) -> "LocalExecutor":
+        """The same workers, with another limit of a task's wall time."""
+        other = copy.copy(self)
+        other.wall_seconds = wall_seconds
+        return other
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         if cancel_futures:

@@ -8,20 +8,22 @@ from typing import Any
 
 import numpy as np
 from tune_kernels.kernels import bundle, registry, toolchain
+from tune_kernels.schedules.promoted import Checks
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule, Schedule, schedule_id, schedule_to_dict
 from tune_kernels.shapes.model import load_model_shape, shape_to_dict
 from tune_kernels.shapes.target import load_sku
 from tune_kernels.tuner.on_gpu.samples.gate import Checked, Failure
+from tune_kernels.tuner.on_gpu.samples.machine import Machine
 from tune_kernels.tuner.on_gpu.samples.timing import Batch, State
-from tune_kernels.tuner.on_gpu.worker.gpu_state import Machine
-from tune_kernels.tuner.on_gpu.worker.measure import Problem
+from tune_kernels.tuner.on_gpu.samples.usage import Usage
+from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 H200 = Machine("NVIDIA H200", "580.0", "13.0")
 B300 = Machine("NVIDIA B300 SXM6 AC", "580.0", "13.0")
 RECIPE = load_recipe("fp8-v1")
 H200_RUN = Path(__file__).parents[1] / "data" / "recordings" / "h200-qwen2.5-7b.json"  # a real one
-PASSED = {"reference": (1, 1), "rows": (17, 17), "determinism": (8, 8)}
+PASSED = {"reference": Checks(1, 1), "rows": Checks(17, 17), "determinism": Checks(8, 8)}
 
 
 def candidates(kernel: str = "down", sku: str = "nvidia-h200") -> list[Schedule]:
@@ -66,7 +68,8 @@ def split_class(schedule: Any) -> str:
 
 @dataclass
 class FakeMeasurer:
-    """time_us: the true time; does: what a candidate does wrong in its checks; kills: those that die when timed."""
+    """time_us: the true time; does: what a candidate does wrong in its checks; kills: those that die when timed;
+    throttled: by round; flags: whether NVML is there to say so."""
 
     time_us: Callable[[Schedule], float]
     does: Callable[[Schedule], Failure | None] = lambda schedule: None
@@ -75,16 +78,24 @@ class FakeMeasurer:
     noise: float = 0.005
     seed: int = 0
     throttled: Callable[[int], bool] = lambda index: False
+    flags: bool = True
     checks: int = 0
+    process: int = 0
     timed: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def fresh_process(self) -> None:
+        self.process += 1
+
+    def usage(self) -> Usage:
+        return Usage()
 
     def check(self, problem: Problem, name: str, schedule: Schedule) -> Checked:
         self.checks += 1
         if failure := self.does(schedule):
-            return Checked({"reference": (1, 0)}, 1.0, None, failure)
+            return Checked({"reference": Checks(1, 0)}, 1.0, None, failure)
         return Checked(PASSED, 0.002, self.class_of(schedule))
 
-    def time(self, problem: Problem, candidates: dict[str, Schedule], phase: str, rounds: int,
+    def time(self, problem: Problem, candidates: Mapping[str, Schedule], phase: str, rounds: int,
              seed: int) -> tuple[Batch | None, dict[str, Failure]]:
         dead = {n: Failure("crash", "AcceleratorError: an illegal memory access") for n, s in candidates.items() if self.kills(s)}
         alive = {n: s for n, s in candidates.items() if n not in dead}
@@ -93,10 +104,11 @@ class FakeMeasurer:
         drift = 1 + 0.05 * np.sin(np.arange(rounds) / 7 + random.random())
         samples = {n: [float(t) for t in self.time_us(s) * drift * random.lognormal(0, self.noise, rounds)]
                    for n, s in alive.items()}
-        states = [State(1980, 3201, 45, 500.0, 0x40 if self.throttled(i) else 0) for i in range(rounds)]
+        slow = [self.throttled(i) for i in range(rounds)]
+        states = [State(1980, 3201, 45, 500.0, 0x40 if s else 0) if self.flags else State() for s in slow]
         for n in samples:
-            samples[n] = [t * 10 if s.throttled else t for t, s in zip(samples[n], states)]
-        return (Batch(phase, seed, samples, states) if alive else None), dead
+            samples[n] = [t * 10 if s else t for t, s in zip(samples[n], slow)]
+        return (Batch(phase, seed, samples, states, f"{self.seed}-{self.process}") if alive else None), dead
 
 
 @dataclass

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from tune_kernels.tuner.on_gpu.worker.measure import Answer, CheckTask, at_work, run_checks
+from tune_kernels.tuner.on_gpu.worker.checks import run_checks
+from tune_kernels.tuner.on_gpu.worker.process import at_work
+from tune_kernels.tuner.on_gpu.worker.tasks import Answer, CheckTask
 
 KINDS = ("good", "crash", "hang", "nothing", "wrong", "unsteady", "memory")
 SIZE = 4096
@@ -65,7 +67,7 @@ class Twice:
             yield self.output(schedule, 0, 5)
 
 
-def check(task: CheckTask) -> Answer:
+def check(task: CheckTask) -> Answer[Any]:
     """The real checks of the kind that num_stages numbers."""
     def work() -> Any:
         case = Twice(task.schedule.num_stages - 1)  # type: ignore[union-attr]

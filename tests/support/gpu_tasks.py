@@ -5,11 +5,13 @@ import signal
 import time
 from pathlib import Path
 
+from tune_kernels.schedules.promoted import Checks
 from tune_kernels.tuner.on_gpu.samples.gate import Checked
 from tune_kernels.tuner.on_gpu.samples.timing import Batch, State
-from tune_kernels.tuner.on_gpu.worker.measure import Answer, CheckTask, TimeTask, at_work
+from tune_kernels.tuner.on_gpu.samples.usage import Calls
+from tune_kernels.tuner.on_gpu.worker.process import at_work
+from tune_kernels.tuner.on_gpu.worker.tasks import Answer, CheckTask, TimeTask
 
-NO_CALLS = {"compiler": 0, "ptxas": 0, "c_compiler": 0}
 CRASHES, HANGS, RAISES, RUNS_OUT = 2, 3, 4, 5  # num_stages of candidates that do
 
 
@@ -25,16 +27,16 @@ def misbehave(stages: int) -> None:
         raise MemoryError("CUDA out of memory")
 
 
-def check(task: CheckTask) -> Answer:
+def check(task: CheckTask) -> Answer[Checked]:
     """Right, unless the candidate misbehaves."""
     def work() -> Checked:
         misbehave(task.schedule.num_stages)  # type: ignore[union-attr]
-        return Checked({"reference": (1, 1)}, 0.0, "a" * 64)
+        return Checked({"reference": Checks(1, 1)}, 0.0, "a" * 64)
 
     return at_work(task.words, work, task.name)
 
 
-def timed(task: TimeTask) -> Answer:
+def timed(task: TimeTask) -> Answer[Batch]:
     """All samples are 10 us; a candidate that misbehaves does so in the first round, named only where the task is serial."""
     words = Path(task.words)
     words.write_text("\n")
@@ -43,4 +45,5 @@ def timed(task: TimeTask) -> Answer:
             words.write_text(f"{name}\n")
         misbehave(schedule.num_stages)  # type: ignore[union-attr]
     samples = {name: [10.0] * task.rounds for name, _ in task.candidates}
-    return Answer(Batch(task.phase, task.seed, samples, [State()] * task.rounds), NO_CALLS, os.getpid(), 1.0)
+    process = str(os.getpid())
+    return Answer(Batch(task.phase, task.seed, samples, [State()] * task.rounds, process), Calls(), process, 1.0)

@@ -1,7 +1,7 @@
 """Numerics classes: which schedules of a kernel give the same output bits, and which knobs change them.
 
-The class of a schedule is the SHA-256 of its output on fixed inputs (`measure.numerics_class`). What is said of a knob rests on
-pairs of schedules that differ in that knob alone; where the bundle has none, nothing is said.
+The class of a schedule is the SHA-256 of its output on fixed inputs (`worker.checks.numerics_class`). What is said of a knob
+rests on pairs of schedules that differ in that knob alone; where the bundle has none, nothing is said.
 """
 
 import itertools
@@ -9,28 +9,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ...schedules import store
-from ...schedules.promoted import PromotedSchedule
+from ...schedules.promoted import PromotedSchedule, Toolchain
 from ...schedules.recipe import load_recipe
-from ...schedules.schedule import Schedule, schedule_id, schedule_to_dict
+from ...schedules.schedule import Schedule, schedule_to_dict
 from ...shapes.fields import nearest
-from ...shapes.model import load_model_shape, shape_to_dict
+from ...shapes.model import KernelShape, load_model_shape
 from ..errors import RecordingError
 from ..offline.report import read_report
 from . import survivors
 from .samples import recording
+from .samples.machine import Machine, sku_of
 from .samples.recording import Contest, Recording, require_some_life
-from .worker import gpu_state
-from .worker.gpu_state import Machine
-from .worker.measure import Problem
-from .worker.measurer import GpuMeasurer, Measurer
+from .samples.usage import Calls
+from .survivors import Conditions
+from .worker.measurer import Measurer
+from .worker.tasks import Problem
 
-SCHEMA = "tune-kernels/classes/1"
 YES, NO, NOT_VARIED = "yes", "no", "not varied alone"
 SAME, DIFFERS, NOT_COMPUTED = "same class", "another class", "not computed"
-NO_WEIGHTS = "none"  # classes are of kernels: no model is loaded
+NO_WEIGHTS = "random:0"  # classes are of kernels: no model is loaded
+Knob = object  # a value of a knob
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,23 @@ class Effect:
     pair: tuple[Schedule, Schedule] | None = None
 
 
+@dataclass(frozen=True)
+class ClassSize:
+    """One class: how many candidates have it, and for each knob the values that occur among them."""
+
+    numerics_class: str
+    candidates: int
+    knobs: Mapping[str, tuple[Knob, ...]]
+
+
 def changes_bits(classes: Mapping[Schedule, str]) -> dict[str, Effect]:
     """By knob, from the class of each schedule of one kernel. A pair of two classes is shown where there is one."""
     knobs = {schedule: schedule_to_dict(schedule) for schedule in classes}
     return {knob: _effect(knob, knobs, classes) for knob in next(iter(knobs.values()), {})}
 
 
-def _effect(knob: str, knobs: Mapping[Schedule, Mapping[str, Any]], classes: Mapping[Schedule, str]) -> Effect:
-    alike: dict[tuple[Any, ...], list[Schedule]] = {}
+def _effect(knob: str, knobs: Mapping[Schedule, Mapping[str, Knob]], classes: Mapping[Schedule, str]) -> Effect:
+    alike: dict[tuple[Knob, ...], list[Schedule]] = {}
     for schedule, values in knobs.items():
         alike.setdefault(tuple(v for k, v in values.items() if k != knob), []).append(schedule)
     groups = [group for group in alike.values() if len(group) > 1]
@@ -59,13 +68,14 @@ def _effect(knob: str, knobs: Mapping[Schedule, Mapping[str, Any]], classes: Map
     return Effect(YES, other) if other else Effect(NO, (groups[0][0], groups[0][1]))
 
 
-def sizes(classes: Mapping[Schedule, str]) -> list[dict[str, Any]]:
-    """The classes, the largest first: how many candidates, and for each knob the values that occur."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def sizes(classes: Mapping[Schedule, str]) -> tuple[ClassSize, ...]:
+    """The classes, the largest first."""
+    found: dict[str, list[Mapping[str, Knob]]] = {}
     for schedule, digest in classes.items():
         found.setdefault(digest, []).append(schedule_to_dict(schedule))
-    return [{"class": digest, "candidates": len(mine), "knobs": {k: sorted({s[k] for s in mine}, key=str) for k in mine[0]}}
-            for digest, mine in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))]
+    return tuple(
+        ClassSize(digest, len(mine), {k: tuple(sorted({s[k] for s in mine}, key=str)) for k in mine[0]})
+        for digest, mine in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
 @dataclass(frozen=True)
@@ -81,9 +91,9 @@ class Request:
     out: Path
 
 
-@dataclass
+@dataclass(frozen=True)
 class Classified:
-    """The classes of a bundle or of a recorded run. recording: with each candidate's class, or what it failed; skipped: why a
+    """The classes of a bundle or of a recorded run. recording: with each candidate's class, or why it has none; skipped: why a
     kernel was left out."""
 
     recording: Recording
@@ -99,23 +109,23 @@ def classify(request: Request, machine: Machine, measurer: Measurer, watch: Call
     """
     began = time.monotonic()
     report = read_report(request.bundle)
-    model = load_model_shape(request.model).name if request.model else report["model"]
-    recipe, target = load_recipe(request.recipe or report.get("recipe", "fp8-v1")), gpu_state.sku_of(machine)
-    found = survivors.find_survivors(request.bundle, model, request.kernels, target, recipe, request.out)
+    shape = load_model_shape(request.model) if request.model else None
+    model = shape.name if shape else str(report["model"])
+    recipe, target = load_recipe(request.recipe or report.get("recipe", "fp8-v1")), sku_of(machine)
+    wanted = Conditions(request.model or model, shape, target, recipe, store.search_path(request.schedules))
+    found = survivors.find_survivors(request.bundle, wanted, request.kernels, request.out)
     if found.differs:
         watch(f"{found.differs}: compiled here")
-    folders = store.search_path(request.schedules)
-    contests, skipped = survivors.contests(found, request.kernels, target, recipe, folders)
+    contests, skipped = survivors.contests(found, request.kernels, wanted)
     now = Recording(model, target.name, recipe.name, found.toolchain, machine, 0, NO_WEIGHTS, None, contests)
-    for kernel, contest in contests.items():
+    for index, (kernel, contest) in enumerate(contests.items()):
         problem = Problem(kernel, contest.shape, target.name, recipe.name, str(found.folder.absolute()))
         for name in sorted(contest.entrants, key=lambda n: n != contest.incumbent):
             contest.checked[name] = measurer.check(problem, name, contest.entrants[name].schedule)
             require_some_life(contest)
-        watch(f"{kernel}: {len(set(classes_of(contest).values()))} classes, {len(contest.fit())} of {len(contest.entrants)} "
-              "variants")
-    if isinstance(measurer, GpuMeasurer):
-        now.calls = measurer.calls
+        watch(f"{index + 1} of {len(contests)}: {kernel}: {len(set(classes_of(contest).values()))} classes, "
+              f"{len(contest.fit())} of {len(contest.entrants)} variants")
+    now.calls = measurer.usage().calls
     return Classified(now, skipped, round(time.monotonic() - began, 1))
 
 
@@ -134,36 +144,69 @@ def classes_of(contest: Contest) -> dict[Schedule, str]:
     return {contest.entrants[n].schedule: contest.checked[n].numerics_class or "" for n in contest.fit()}
 
 
-def make_report(found: Classified, folders: Sequence[Path]) -> dict[str, Any]:
-    """What was found, as JSON. passed: nothing was skipped, every recipe's schedule has a class, and every promoted row whose
-    schedule is here has the class that it was promoted with. Raises ScheduleError: a file of promoted schedules is damaged."""
+@dataclass(frozen=True)
+class Compared:
+    """A promoted row against its class here. found: the class of its schedule, None where it wasn't computed."""
+
+    row: PromotedSchedule
+    found: str | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class KernelClasses:
+    """One kernel's classes. variants: that have one; schedule: in place; effects: by knob; without_class: why, by variant."""
+
+    kernel: str
+    shape: KernelShape
+    origin: str
+    schedule: Schedule
+    classes: Mapping[Schedule, str]
+    effects: Mapping[str, Effect]
+    promoted: tuple[Compared, ...]
+    without_class: Mapping[str, str]
+
+    @property
+    def numerics_class(self) -> str | None:
+        """The class of the schedule in place."""
+        return self.classes.get(self.schedule)
+
+
+@dataclass(frozen=True)
+class ClassesReport:
+    """The result of `verify --classes`."""
+
+    model: str
+    target: str
+    recipe: str
+    machine: Machine
+    toolchain: Toolchain
+    calls: Calls
+    seconds: float | None
+    skipped: Mapping[str, str]
+    kernels: tuple[KernelClasses, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Nothing was skipped, every recipe's schedule has a class, and every promoted row whose schedule is here has the class
+        that it was promoted with."""
+        return bool(self.kernels) and not self.skipped and all(
+            k.numerics_class and all(row.verdict != DIFFERS for row in k.promoted) for k in self.kernels)
+
+
+def make_report(found: Classified, folders: Sequence[Path]) -> ClassesReport:
+    """Raises ScheduleError: a file of promoted schedules is damaged."""
     now = found.recording
-    listed = [_kernel(now, contest, folders) for contest in now.contests.values()]
-    passed = bool(listed) and not found.skipped and all(
-        k["class"] and all(row["verdict"] != DIFFERS for row in k["promoted"]) for k in listed)
-    return {
-        "schema": SCHEMA, "model": now.model, "target": now.target, "recipe": now.recipe, "passed": passed,
-        "machine": {"gpu": now.machine.gpu, "driver": now.machine.driver, "cuda": now.machine.cuda},
-        "toolchain": {"triton": now.toolchain.triton, "ptxas": now.toolchain.ptxas, "flags": dict(now.toolchain.flags)},
-        "calls": dict(now.calls), "seconds": found.seconds, "skipped": dict(found.skipped), "kernels": listed,
-    }
+    return ClassesReport(now.model, now.target, now.recipe, now.machine, now.toolchain, now.calls, found.seconds, found.skipped,
+                         tuple(_kernel(now, contest, folders) for contest in now.contests.values()))
 
 
-def _kernel(now: Recording, contest: Contest, folders: Sequence[Path]) -> dict[str, Any]:
+def _kernel(now: Recording, contest: Contest, folders: Sequence[Path]) -> KernelClasses:
     classes = classes_of(contest)
-    in_place = contest.entrants[contest.incumbent].schedule
-    return {
-        "kernel": contest.kernel, "shape": shape_to_dict(contest.shape), "variants": len(classes), "origin": contest.origin,
-        "schedule": schedule_to_dict(in_place), "class": classes.get(in_place), "classes": sizes(classes),
-        "knobs": {knob: _as_dict(effect, classes) for knob, effect in changes_bits(classes).items()},
-        "promoted": [_compared(row, classes) for row in _promoted(now, contest, folders)],
-        "without_class": {n: f"{f.stage}: {f.detail}" for n in contest.checked if (f := contest.failure(n))},
-    }
-
-
-def _as_dict(effect: Effect, classes: Mapping[Schedule, str]) -> dict[str, Any]:
-    return {"changes_bits": effect.says, "pair": [
-        {"id": schedule_id(s), "schedule": schedule_to_dict(s), "class": classes[s]} for s in effect.pair or ()]}
+    return KernelClasses(
+        contest.kernel, contest.shape, contest.origin, contest.entrants[contest.incumbent].schedule, classes,
+        changes_bits(classes), tuple(_compared(row, classes) for row in _promoted(now, contest, folders)),
+        {n: f"{f.stage}: {f.detail}" for n in contest.checked if (f := contest.failure(n))})
 
 
 def _promoted(now: Recording, contest: Contest, folders: Sequence[Path]) -> list[PromotedSchedule]:
@@ -172,8 +215,7 @@ def _promoted(now: Recording, contest: Contest, folders: Sequence[Path]) -> list
     return store.rows_like(folders, lambda r: (r.target, r.recipe, r.kernel, r.shape) == mine and not r.problems())
 
 
-def _compared(row: PromotedSchedule, classes: Mapping[Schedule, str]) -> dict[str, Any]:
+def _compared(row: PromotedSchedule, classes: Mapping[Schedule, str]) -> Compared:
     found = classes.get(row.schedule)
     verdict = NOT_COMPUTED if found is None else SAME if found == row.numerics_class else DIFFERS
-    return {"schedule_id": row.schedule_id, "date": row.date, "triton": row.toolchain.triton, "kernel_digest": row.kernel_digest,
-            "class": row.numerics_class, "found": found, "verdict": verdict}
+    return Compared(row, found, verdict)

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from dataclasses import replace
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -16,8 +18,9 @@ from .. import pool
 from ..errors import SpaceError
 from ..offline.record import write_json, write_text
 from . import run as on_gpu
-from .report import make_report, print_report
+from .report import Report, make_report, report_to_dict
 from .report_html import render_gpu_report
+from .report_text import print_report
 from .rows import merged
 from .run import Outcome, Request
 from .worker import gpu_state
@@ -25,57 +28,78 @@ from .worker.measurer import GpuMeasurer, gpu_executor
 from .worker.probe import GpuProbe, Loaded
 
 HEAD_BYTES = 1 << 20  # of each weights file, in its fingerprint
+MEASURING = ("model", "kernels", "recipe", "bundle", "weights", "budget", "storage")  # options that mean nothing to a replay
 
 
-def run(as_json: bool, model: str, kernels: tuple[str, ...], recipe: str, out: Path, bundle: Path, weights: str, budget: float,
-        storage: str | None, schedules: Path | None, promote: bool, dry_run: bool, replay: Path | None) -> int:
-    """Returns the exit code: 1 where nothing may be promoted or a kernel was skipped."""
+@dataclass(frozen=True)
+class Printing:
+    """How the command prints. as_json: one line on stdout, nothing else there."""
+
+    as_json: bool
+    console: Console
+
+    def line(self, text: str) -> None:
+        """A line of text, where text is printed."""
+        if not self.as_json:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def run(request: Request, *, as_json: bool = False, promote: bool = False, dry_run: bool = False, replay: Path | None = None,
+        given: Iterable[str] = ()) -> int:
+    """Returns the exit code: 1 where a kernel has no schedule that passed the gate. given: names of the options that the user
+    gave. Everything that can fail comes before the promotion; after it only its own line is printed."""
     if promote and dry_run:
         raise click.UsageError("--promote and --dry-run don't go together")
-    console = Console(stderr=as_json)
-    request = Request(model, bundle, kernels, weights, recipe, budget, storage, schedules, out, promote)
-
-    def watch(line: str) -> None:
-        if not as_json:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    outcome = on_gpu.replay(replay) if replay else _measured(request, watch)
-    change = _change(outcome, request) if promote else None  # as it was, before it is written
-    if promote:
-        on_gpu.promote(outcome, request)
+    if replay and (unused := [name for name in MEASURING if name in given]):
+        raise click.UsageError(f"--{'kernel' if unused[0] == 'kernels' else unused[0]} means nothing to --replay")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a stream without the characters shows others in their place
+            stream.reconfigure(errors="replace")
+    printing = Printing(as_json, Console(stderr=as_json))
+    outcome = on_gpu.replay(replay) if replay else _measured(request, printing)
     report = make_report(outcome)
-    write_json(out / "report.json", report)
-    write_text(out / "report.html", render_gpu_report(report))
+    change = merged(store.search_path(request.schedules)[0], outcome.promoted)
+    write_json(request.out / "report.json", report_to_dict(report))
+    write_text(request.out / "report.html", render_gpu_report(report))
+    if not as_json:
+        print_report(report, printing.console)
+        _print_change(change, outcome, request, promote, printing)
+    written = on_gpu.promote(outcome, request.schedules) if promote else None
     if as_json:
-        told = {k: report[k] for k in ("promotable", "calls", "gpu_seconds", "seconds_to_first_sample", "skipped", "notes")}
-        click.echo(json.dumps({**told, "report": str(out / "report.json"), "written": outcome.written and str(outcome.written)}))
-    else:
-        print_report(report, console)
-        _show_change(outcome, change or _change(outcome, request), request, console)
-    return 0 if on_gpu.complete(outcome) else 1
+        click.echo(_summary(report, request, written))
+    elif written:
+        printing.line(f"promoted: {written}")
+    return 0 if outcome.complete else 1
 
 
-def _measured(request: Request, watch: on_gpu.Watch) -> Outcome:
+def _summary(report: Report, request: Request, written: Path | None) -> str:
+    """The line of --json."""
+    table = report_to_dict(report)
+    names = ("promotable", "unchanged", "calls", "gpu_seconds", "seconds_to_first_sample", "skipped", "notes")
+    outcomes = {d.kernel: {"outcome": d.outcome, "why": d.why} for d in report.decisions}
+    return json.dumps({**{n: table[n] for n in names}, "decisions": outcomes, "report": str(request.out / "report.json"),
+                       "written": written and str(written)})
+
+
+def _measured(request: Request, printing: Printing) -> Outcome:
     """One run with this machine's GPU in a worker."""
     machine = gpu_state.this_machine()
     drafter = load_model_shape(request.model).architecture == "eagle3"
-    out = request.out.absolute()
-    with pool.scratch_folder(out) as scratch:
-        executor = gpu_executor(scratch)
-        measurer = GpuMeasurer(executor, scratch / "words")
+    with pool.scratch_folder(request.out.absolute()) as scratch:
+        measurer = GpuMeasurer(lambda: gpu_executor(scratch), scratch / "words")
 
         def probe(bundle: Path) -> GpuProbe:
             return GpuProbe(measurer, str(bundle), Loaded(request.model, request.weights, request.recipe))
 
         try:
             return on_gpu.tune(replace(request, weights=weights_name(request.weights)), machine, measurer,
-                               None if drafter else probe, watch, fingerprint(request.weights))
+                               None if drafter else probe, printing.line, fingerprint(request.weights))
         finally:
-            executor.shutdown(cancel_futures=True)
+            measurer.close()
 
 
 def weights_name(weights: str) -> str:
-    """`random:SEED` as it is; a path as `path:NAME`, without where it lies."""
+    """`random:SEED` as it is; a path as `path:NAME`, without its folder."""
     return weights if weights.startswith(RANDOM_WEIGHTS) else f"path:{Path(weights).name}"
 
 
@@ -95,20 +119,14 @@ def fingerprint(weights: str) -> str | None:
     return digest.hexdigest()
 
 
-def _change(outcome: Outcome, request: Request) -> tuple[PromotedFile | None, PromotedFile]:
-    """The store's file as it is, and as the promoted rows make it. Raises ScheduleError: what is there can't be read."""
-    return merged(store.search_path(request.schedules)[0], outcome.promoted)
-
-
-def _show_change(outcome: Outcome, change: tuple[PromotedFile | None, PromotedFile], request: Request, console: Console) -> None:
-    """What was written, or would be, as `tune-kernels diff` shows it."""
+def _print_change(change: tuple[PromotedFile | None, PromotedFile], outcome: Outcome, request: Request, promote: bool,
+                  printing: Printing) -> None:
+    """The change that is or would be written, as `tune-kernels diff` shows it."""
     from ..review.as_text import show_promotion
 
     old, new = change
     if not outcome.promoted.rows:
         return
-    show_promotion([old] if old else [], [new], console)
-    path = store.search_path(request.schedules)[0] / new.name
-    said = f"promoted: {outcome.written}" if outcome.written else (
-        f"--promote would write {len(outcome.promoted.rows)} rows to {path}")
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    show_promotion([old] if old else [], [new], printing.console)
+    path, count = store.search_path(request.schedules)[0] / new.name, len(outcome.promoted.rows)
+    printing.line(f"writing {count} rows to {path}" if promote else f"--promote would write {count} rows to {path}")

@@ -1,80 +1,115 @@
-"""The last part of the gate, over all kernels of a run: winners together in the full model, one after another where together they
-fail, incumbents where a winner fails, and, where the recipe isn't founded yet, whether another class makes the whole model
-faster."""
+"""The last part of the gate, over all kernels of a run: the fastest candidates together in the full model, one after another
+where together they fail, incumbents where one fails, and, where the recipe isn't founded yet, whether another class makes the
+whole model faster."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+import numpy as np
+
+from ...schedules.promoted import Checks
 from ...schedules.recipe import Recipe
 from ...schedules.schedule import Schedule
 from ...shapes.errors import UserError
-from .samples.gate import Agreement, DecoderProbe, agreement_from_dict, ask_decoder, first_difference, other_recipe
+from .samples.gate import Agreement, GateResult, describe_slowdown, other_recipe
 from .samples.ranking import Ranking
 from .samples.recording import Contest
-from .samples.timing import verdict
+from .samples.timing import paired
 
-NOT_ASKED = Agreement({}, 0, 0, None, {})
-
-
-@dataclass
-class Said:
-    """accepted: by kernel the winner's name, or the incumbent's where the winner is rejected; agreement: of all of them together;
-    rejected and would_differ: why, by kernel."""
-
-    accepted: dict[str, str] = field(default_factory=dict)
-    agreement: Agreement = NOT_ASKED
-    rejected: dict[str, str] = field(default_factory=dict)
-    would_differ: dict[str, str] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+REPEATS = 7  # of old and new in the full model; an interval of fewer than 5 pairs says little
+SHARED_SHAPE = "a model with this shape runs what is in place, and was not asked: tune it with that model"
+Tokens = Mapping[str, Sequence[Sequence[int]]]  # by mode: a list for each prompt
+Times = Mapping[str, Sequence[tuple[float, float]]]  # by mode: (old, new) us a token
 
 
-def said_from_dict(table: Mapping[str, Any]) -> Said:
-    """Raises KeyError or TypeError where it isn't one."""
-    return Said(dict(table["accepted"]), agreement_from_dict(table["agreement"]), dict(table["rejected"]),
-                dict(table["would_differ"]))
+class DecoderProbe(Protocol):
+    """The full model, for the part of the gate that needs it. Schedules: those of kernels that aren't the decoder's own."""
+
+    def tokens(self, schedules: Mapping[str, Schedule]) -> Tokens:
+        """Tokens by mode (ar, sd, ssd) of each prompt of the prompt set. Raises UserError where the decoder can't run."""
+
+    def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule], repeats: int) -> Times:
+        """Times of a token by mode, measured in turns."""
 
 
-def judge(contests: Mapping[str, Contest], rankings: Mapping[str, Ranking], recipe: Recipe, probe: DecoderProbe | None,
-          out_of_time: Callable[[], bool]) -> Said:
-    """What may be promoted of a run's winners. probe None: kernels that no token depends on, such as a drafter's."""
-    winners = {k: r.winner for k, r in rankings.items() if r.winner is not None}
+def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[str, Schedule], *, other_class: bool = False,
+                repeats: int = REPEATS) -> Agreement:
+    """Tokens first, then time; the first thing that is wrong ends it.
+
+    other_class: the bits of old and new differ, as where a recipe is founded, so their tokens may: AR, SD and SSD must still
+    agree with each other.
+    """
+    after = probe.tokens(new)
+    modes, prompts = list(after), len(after["ar"])
+    rights = [after["ar"]] if other_class or old == new else [probe.tokens(old)["ar"], after["ar"]]
+    compared = [(mode, i, after[mode][i], right[i]) for right in rights for mode in modes for i in range(prompts)]
+    wrong = [(mode, i, *found) for mode, i, tokens, right in compared if (found := first_difference(tokens, right))]
+    checks = {"agreement": Checks(len(compared), len(compared) - len(wrong))}
+    digest = hashlib.sha256(json.dumps([[list(t) for t in after[m]] for m in sorted(after)]).encode()).hexdigest()
+    count = sum(len(tokens) for _, _, tokens, _ in compared)
+    if wrong:
+        mode, prompt, index, token, right_token = wrong[0]
+        return Agreement(checks, prompts, count, digest, {},
+                         f"{mode}, prompt {prompt}: token {index} is {token}, AR emits {right_token}")
+    times = probe.time_step(old, new, repeats) if old != new else {}
+    ratios = {mode: paired(np.array([b / a for a, b in pairs])) for mode, pairs in times.items()}
+    full = {mode: found for mode, found in ratios.items() if found}
+    slower = [mode for mode, found in full.items() if not found.interval[1] <= 1]
+    if full:
+        checks["full_model"] = Checks(len(full), len(full) - len(slower))
+    return Agreement(checks, prompts, count, digest, full,
+                     describe_slowdown(slower[0], full[slower[0]].interval) if slower else None)
+
+
+def first_difference(tokens: Sequence[int], right: Sequence[int]) -> tuple[int, int | None, int | None] | None:
+    """(index, token, right token) of the first that differs; None stands for one that isn't there."""
+    for i in range(max(len(tokens), len(right))):
+        a, b = (s[i] if i < len(s) else None for s in (tokens, right))
+        if a != b:
+            return i, a, b
+    return None
+
+
+def choose(contests: Mapping[str, Contest], rankings: Mapping[str, Ranking], recipe: Recipe, probe: DecoderProbe | None,
+           out_of_time: Callable[[], bool]) -> GateResult:
+    """Which of a run's fastest candidates may be promoted. probe None: kernels that no token depends on, such as a drafter's."""
+    fastest = {k: r.winner for k, r in rankings.items() if r.winner is not None}
     if probe is None:
-        return _unasked(contests, winners, rankings)
-    ask = _Asked(contests, probe)
-    said = Said(dict(winners), ask(winners))
-    if said.agreement.failure and not out_of_time():
-        said = _one_by_one(ask, winners, rankings)
+        return _without_decoder(contests, fastest, rankings)
+    decoder = _Decoder(contests, probe)
+    result = GateResult(dict(fastest), decoder.ask(fastest))
+    if result.agreement.failure and not out_of_time():
+        result = _one_by_one(decoder, fastest, rankings)
     for kernel, ranking in rankings.items():
         if out_of_time():
             break
-        _other_classes(ask, said, contests[kernel], ranking, recipe)
-    return said
+        _other_classes(decoder, result, contests[kernel], ranking, recipe)
+    return result
 
 
-class _Asked:
-    """Asks the decoder about named candidates in place of the incumbents."""
+class _Decoder:
+    """Asks the full model about named candidates in place of the incumbents."""
 
     def __init__(self, contests: Mapping[str, Contest], probe: DecoderProbe) -> None:
         self.contests, self.probe = contests, probe
-        self.incumbents = self.schedules({k: c.incumbent for k, c in contests.items()})
+        self.incumbents = self._schedules({k: c.incumbent for k, c in contests.items()})
 
-    def schedules(self, names: Mapping[str, str]) -> dict[str, Schedule]:
+    def _schedules(self, names: Mapping[str, str]) -> dict[str, Schedule]:
         return {k: self.contests[k].entrants[n].schedule for k, n in names.items() if n in self.contests[k].entrants}
 
-    def __call__(self, names: Mapping[str, str], other_class: bool = False, old: Mapping[str, str] | None = None) -> Agreement:
-        before = self.incumbents | self.schedules(old or {})
+    def ask(self, names: Mapping[str, str], other_class: bool = False, old: Mapping[str, str] | None = None) -> Agreement:
+        """What changes with `names` in place of `old`, or of the incumbents. A decoder that fails is a failure in the result."""
+        before = self.incumbents | self._schedules(old or {})
         try:
-            return ask_decoder(self.probe, before, before | self.schedules(names), other_class=other_class)
+            return ask_decoder(self.probe, before, before | self._schedules(names), other_class=other_class)
         except UserError as e:
-            return dataclasses.replace(NOT_ASKED, failure=e.found)
+            return Agreement(failure=e.found)
 
     def difference(self, kernel: str, name: str) -> str:
         """The first token that another class would change."""
-        new = self.incumbents | self.schedules({kernel: name})
+        new = self.incumbents | self._schedules({kernel: name})
         try:
             before, after = self.probe.tokens(self.incumbents)["ar"], self.probe.tokens(new)["ar"]
         except UserError as e:
@@ -85,37 +120,37 @@ class _Asked:
         return f"no token of {sum(map(len, before))} over {len(before)} prompts would differ"
 
 
-def _unasked(contests: Mapping[str, Contest], winners: Mapping[str, str], rankings: Mapping[str, Ranking]) -> Said:
-    """A drafter's winners. A row that a model's decoder was checked with is that model's too, as look-up goes by shape: faster
+def _without_decoder(contests: Mapping[str, Contest], fastest: Mapping[str, str], rankings: Mapping[str, Ranking]) -> GateResult:
+    """A drafter's kernels. A row that a model's decoder was checked with is that model's too, as look-up goes by shape: faster
     alone may be slower there."""
-    said = Said(dict(winners))
-    for kernel, name in winners.items():
+    result = GateResult(dict(fastest))
+    for kernel, name in fastest.items():
         base = rankings[kernel].base
         if contests[kernel].shared and base is not None and name != base:
-            said.accepted[kernel] = base
-            said.rejected[kernel] = "a model with this shape runs what is in place, and was not asked: tune it with that model"
-    return said
+            result.accepted[kernel], result.rejected[kernel] = base, SHARED_SHAPE
+    return result
 
 
-def _one_by_one(ask: _Asked, winners: Mapping[str, str], rankings: Mapping[str, Ranking]) -> Said:
+def _one_by_one(decoder: _Decoder, fastest: Mapping[str, str], rankings: Mapping[str, Ranking]) -> GateResult:
     """Each change on top of those that passed before it, the largest gain first; where one fails, the kernel's incumbent."""
-    said = Said({k: rankings[k].base or n for k, n in winners.items()})
-    changes = {k: n for k, n in winners.items() if n != said.accepted[k]}
+    result = GateResult({k: rankings[k].base or n for k, n in fastest.items()})
+    changes = {k: n for k, n in fastest.items() if n != result.accepted[k]}
     for kernel in sorted(changes, key=lambda k: _ratio(rankings[k], changes[k])):
-        found = ask({**said.accepted, kernel: changes[kernel]}, old=said.accepted)
+        found = decoder.ask({**result.accepted, kernel: changes[kernel]}, old=result.accepted)
+        result.measured[kernel] = dict(found.full_model)
         if found.failure:
-            said.rejected[kernel] = found.failure
+            result.rejected[kernel] = found.failure
         else:
-            said.accepted[kernel] = changes[kernel]
-    said.agreement = ask(said.accepted)
-    if said.agreement.failure and (kept := changes.keys() - said.rejected.keys()):
-        said.rejected |= {k: f"together: {said.agreement.failure}" for k in kept}
-        said.accepted |= {k: rankings[k].base or winners[k] for k in kept}
-        said.agreement = ask(said.accepted)
-    if said.agreement.failure:
-        said.rejected |= {k: said.rejected.get(k, f"together: {said.agreement.failure}") for k in said.accepted}
-        said.accepted = {}
-    return said
+            result.accepted[kernel] = changes[kernel]
+    result.agreement = decoder.ask(result.accepted)
+    if result.agreement.failure and (kept := changes.keys() - result.rejected.keys()):
+        result.rejected |= {k: f"together: {result.agreement.failure}" for k in kept}
+        result.accepted |= {k: rankings[k].base or fastest[k] for k in kept}
+        result.agreement = decoder.ask(result.accepted)
+    if result.agreement.failure:
+        result.rejected |= {k: result.rejected.get(k, f"together: {result.agreement.failure}") for k in result.accepted}
+        result.accepted = {}
+    return result
 
 
 def _ratio(ranking: Ranking, name: str) -> float:
@@ -124,17 +159,18 @@ def _ratio(ranking: Ranking, name: str) -> float:
     return versus.ratio if versus else 1.0
 
 
-def _other_classes(ask: _Asked, said: Said, contest: Contest, ranking: Ranking, recipe: Recipe) -> None:
-    """A faster candidate of another class: taken where it may found the recipe and the full model is faster, else shown."""
+def _other_classes(decoder: _Decoder, result: GateResult, contest: Contest, ranking: Ranking, recipe: Recipe) -> None:
+    """A faster candidate of another class: taken where it may found the recipe and the full model is faster, else reported."""
     kernel = contest.kernel
     faster = [p for p in ranking.places
-              if p.confirmed and p.status in ("another class", "another recipe") and verdict(p.versus) == "faster"]
+              if p.confirmed and p.status in ("another class", "another recipe") and p.says == "faster"]
     for place in faster:
         founding = contest.founded is None and not other_recipe(recipe, place.schedule)
-        if founding and kernel in said.accepted:
-            found = ask({**said.accepted, kernel: place.name}, other_class=True, old=said.accepted)
+        if founding and kernel in result.accepted:
+            found = decoder.ask({**result.accepted, kernel: place.name}, other_class=True, old=result.accepted)
             if not found.failure and found.full_model and all(p.interval[1] < 1 for p in found.full_model.values()):
-                said.accepted[kernel], said.agreement = place.name, found
+                result.accepted[kernel], result.agreement = place.name, found
+                result.measured[kernel] = dict(found.full_model)
                 return
     if faster:
-        said.would_differ[kernel] = f"{faster[0].name} ({faster[0].why}): {ask.difference(kernel, faster[0].name)}"
+        result.would_differ[kernel] = f"{faster[0].name} ({faster[0].why}): {decoder.difference(kernel, faster[0].name)}"

@@ -1,139 +1,227 @@
-"""The report of an --on-gpu run: one JSON value, and what a terminal shows of it."""
+"""The report of an --on-gpu run as a value, and as JSON. The same recording gives the same report."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from ...schedules.promoted import Distribution, Paired
-from ...schedules.schedule import schedule_to_dict
-from ...shapes.model import KernelShape, MergeShape, shape_to_dict
+from ...schedules.promoted import Distribution, Paired, Toolchain
+from ...schedules.schedule import Schedule, schedule_to_dict
+from ...shapes.model import KernelShape, MergeShape
 from ...shapes.target import load_sku
-from ..offline.report import describe_schedule
-from .classes import changes_bits, classes_of, sizes
-from .samples.ranking import Place, Ranking
+from .classes import ClassSize, Knob, changes_bits, classes_of, sizes
+from .run import Outcome
+from .samples.bytes import read_bytes
+from .samples.decisions import GAIN, REFUSED, UNCHANGED, Decision, decide
+from .samples.gate import GateResult
+from .samples.machine import Machine
+from .samples.ranking import FASTEST, Place, Ranking
 from .samples.recording import Contest
-from .worker.operands import read_bytes
+from .samples.timing import describe_dropped
+from .samples.usage import Calls
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from .run import Outcome
-
-SCHEMA = "tune-kernels/on-gpu-report/1"
-SHOWN = 6  # places of each kernel on a terminal
+SCHEMA = "tune-kernels/on-gpu-report/2"
 
 
-def make_report(outcome: "Outcome") -> dict[str, Any]:
-    """Everything a reader may want to know; the same for the same recording."""
+@dataclass(frozen=True)
+class PlaceReport:
+    """A candidate. status: as in ranking.STATUSES, but `winner` or `refused` for the fastest, as the full model has it;
+    share_of_ceiling: bytes over time, as a share of the SKU's bandwidth."""
+
+    name: str
+    schedule: Schedule
+    status: str
+    why: str
+    times: Distribution | None
+    versus: Paired | None
+    numerics_class: str | None
+    confirmed: bool
+    share_of_ceiling: float | None
+
+
+@dataclass(frozen=True)
+class KnobEffect:
+    """What a knob does to the time. values: with the number of candidates, and their least and median ratio to the incumbent;
+    spread: the least ratio of the worst value over that of the best; changes_bits: yes, no, or not varied alone."""
+
+    knob: str
+    values: tuple[tuple[Knob, int, float, float], ...]
+    spread: float
+    changes_bits: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One process's confirmation, round by round. incumbent_us and fastest_us: [rounds]; sm_mhz: [rounds], None where not
+    recorded; throttled: [rounds]."""
+
+    process: str
+    incumbent_us: tuple[float, ...]
+    fastest_us: tuple[float, ...]
+    sm_mhz: tuple[int | None, ...]
+    throttled: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel's contest. resolution: the smallest difference that the run resolves, as a share."""
+
+    kernel: str
+    shape: KernelShape
+    finished: bool
+    origin: str
+    incumbent: str
+    fastest: str | None
+    tied: tuple[str, ...]
+    numerics_class: str | None
+    classes: tuple[ClassSize, ...]
+    knobs: tuple[KnobEffect, ...]
+    rounds: int
+    dropped_rounds: int
+    throttling: str
+    resolution: float | None
+    places: tuple[PlaceReport, ...]
+    traces: tuple[Trace, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run. decisions: one a kernel, which is what a reader wants first."""
+
+    model: str
+    target: str
+    recipe: str
+    weights: str
+    machine: Machine
+    toolchain: Toolchain
+    seed: int
+    calls: Calls
+    seconds_to_first_sample: float | None
+    gpu_seconds: float
+    skipped: Mapping[str, str]
+    notes: tuple[str, ...]
+    decisions: tuple[Decision, ...]
+    gate: GateResult
+    kernels: tuple[KernelReport, ...]
+
+    def kernels_with(self, outcome: str) -> tuple[str, ...]:
+        """The kernels whose decision is this."""
+        return tuple(d.kernel for d in self.decisions if d.outcome == outcome)
+
+
+def make_report(outcome: Outcome) -> Report:
+    """Everything that a reader may want to know of a run or a replay."""
     now = outcome.recording
-    return {
-        "schema": SCHEMA, "model": now.model, "target": now.target, "recipe": now.recipe, "weights": now.weights,
-        "machine": {"gpu": now.machine.gpu, "driver": now.machine.driver, "cuda": now.machine.cuda},
-        "toolchain": {"triton": now.toolchain.triton, "ptxas": now.toolchain.ptxas, "flags": dict(now.toolchain.flags)},
-        "seed": now.seed, "calls": dict(now.calls), "seconds_to_first_sample": now.seconds_to_first_sample,
-        "gpu_seconds": now.gpu_seconds, "skipped": dict(outcome.skipped), "notes": list(outcome.notes),
-        "promotable": [row.kernel for row in outcome.promoted.rows], "written": outcome.written and outcome.written.name,
-        "gate": outcome.said.as_dict(),
-        "kernels": [_kernel(now.contests[k], r, now.target) for k, r in outcome.rankings.items()],
-    }
+    decisions = decide(now, outcome.rankings, frozenset(row.kernel for row in outcome.promoted.rows), outcome.skipped)
+    outcomes = {d.kernel: d.outcome for d in decisions}
+    return Report(
+        now.model, now.target, now.recipe, now.weights, now.machine, now.toolchain, now.seed, now.calls,
+        now.seconds_to_first_sample, now.gpu_seconds, outcome.skipped, tuple(outcome.notes), decisions, outcome.gate,
+        tuple(_kernel(now.contests[k], r, now.target, outcomes[k], outcome.gate.accepted.get(k))
+              for k, r in outcome.rankings.items()))
 
 
-def _kernel(contest: Contest, ranking: Ranking, target: str) -> dict[str, Any]:
-    found = classes_of(contest)
-    return {
-        "kernel": contest.kernel, "shape": shape_to_dict(contest.shape), "finished": contest.finished,
-        "origin": contest.origin, "incumbent": contest.incumbent, "winner": ranking.winner, "tied": list(ranking.tied),
-        "class": ranking.home_class, "classes": sizes(found),
-        "changes_bits": {knob: effect.says for knob, effect in changes_bits(found).items()},
-        "rounds": sum(len(b.states) for b in contest.batches), "dropped_rounds": sum(b.dropped for b in contest.batches),
-        "places": [_place(p, contest.shape, target) for p in ranking.places],
-    }
+def report_to_dict(report: Report) -> dict[str, Any]:
+    """As report.json has it. promotable: gains alone; unchanged: the schedule in place stays, with evidence."""
+    return {"schema": SCHEMA, **dataclasses.asdict(report), "promotable": list(report.kernels_with(GAIN)),
+            "unchanged": list(report.kernels_with(UNCHANGED))}
 
 
-def _place(place: Place, shape: KernelShape, target: str) -> dict[str, Any]:
-    return {
-        "id": place.name, "schedule": schedule_to_dict(place.schedule), "status": place.status, "why": place.why,
-        "times": _times(place.times), "versus_incumbent": _paired(place.versus), "class": place.numerics_class,
-        "confirmed": place.confirmed, "share_of_ceiling": share_of_ceiling(shape, place.times, target),
-    }
+def _kernel(contest: Contest, ranking: Ranking, target: str, outcome: str, accepted: str | None) -> KernelReport:
+    classes = classes_of(contest)
+    bits = {knob: effect.says for knob, effect in changes_bits(classes).items()}
+    return KernelReport(
+        contest.kernel, contest.shape, contest.finished, contest.origin, contest.incumbent, ranking.winner, ranking.tied,
+        ranking.home_class, sizes(classes), _knobs(ranking.places, bits), sum(len(b.states) for b in contest.batches),
+        sum(b.dropped for b in contest.batches), describe_dropped(contest.batches), ranking.rule.resolution,
+        tuple(_place(p, contest.shape, target, outcome, accepted) for p in ranking.places), _traces(contest, ranking))
 
 
-def _times(times: Distribution | None) -> dict[str, Any] | None:
-    if times is None:
-        return None
-    return {"median_us": times.median_us, "interval_us": list(times.interval_us), "samples": times.samples,
-                      "quantiles_us": list(times.quantiles_us)}
-
-
-def _paired(found: Paired | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"ratio": found.ratio, "interval": list(found.interval), "pairs": found.pairs}
+def _place(place: Place, shape: KernelShape, target: str, outcome: str, accepted: str | None) -> PlaceReport:
+    status, why = place.status, place.why
+    if outcome == GAIN and place.name == accepted:
+        status, why = "winner", ""
+    elif status == FASTEST and outcome == REFUSED:
+        status, why = "refused", "fastest alone, but the full model refused it"
+    elif status == FASTEST:
+        why = "fastest alone"
+    return PlaceReport(place.name, place.schedule, status, why, place.times, place.versus, place.numerics_class, place.confirmed,
+                       share_of_ceiling(shape, place.times, target))
 
 
 def share_of_ceiling(shape: KernelShape, times: Distribution | None, target: str) -> float | None:
-    """Bytes over time as a share of what the SKU was measured to read; None where bytes aren't what bounds it."""
+    """Bytes over time as a share of the bandwidth that was measured on the SKU; None where bytes don't bound the time."""
     if times is None or isinstance(shape, MergeShape):
         return None
     sku = load_sku(target)
     return round(read_bytes(shape, 0) / times.median_us / 1e6 / (sku.measured_tb_s or sku.peak_tb_s), 3)
 
 
-def describe_times(place: Mapping[str, Any]) -> tuple[str, str]:
-    """(`6.7 us [6.6, 6.8]`, `-3.2% [-3.9, -2.5]`), as far as they are known."""
-    times, versus = place["times"], place["versus_incumbent"]
-    took = f"{times['median_us']:.4g} us [{times['interval_us'][0]:.4g}, {times['interval_us'][1]:.4g}]" if times else ""
-    change = (f"{100 * (versus['ratio'] - 1):+.1f}% [{100 * (versus['interval'][0] - 1):+.1f}, "
-              f"{100 * (versus['interval'][1] - 1):+.1f}]") if versus else ""
-    return took, change
+def _knobs(places: tuple[Place, ...], bits: Mapping[str, str]) -> tuple[KnobEffect, ...]:
+    """The knobs that vary among the timed candidates, the one that matters most first."""
+    timed = [(schedule_to_dict(p.schedule), p.versus.ratio if p.versus else 1.0) for p in places if p.times]
+    found = []
+    for knob in timed[0][0] if timed else ():
+        groups: dict[Knob, list[float]] = {}
+        for schedule, ratio in timed:
+            groups.setdefault(schedule[knob], []).append(ratio)
+        if len(groups) > 1:
+            values = tuple((value, len(mine), round(min(mine), 5), round(statistics.median(mine), 5))
+                           for value, mine in sorted(groups.items(), key=lambda item: str(item[0]).rjust(12)))
+            best = [v[2] for v in values]
+            found.append(KnobEffect(knob, values, round(max(best) / min(best), 5), bits.get(knob, "")))
+    return tuple(sorted(found, key=lambda effect: -effect.spread))
 
 
-def print_report(report: Mapping[str, Any], console: "Console") -> None:
-    """A table a kernel, then what the full model said and what is promoted."""
-    from rich.table import Table
-
-    for kernel in report["kernels"]:
-        table = Table(title=f"{kernel['kernel']} on {report['target']}, recipe {report['recipe']}", title_justify="left")
-        for name in ("schedule", "time", "against incumbent", "ceiling", "class", "what"):
-            table.add_column(name, no_wrap=name == "class")
-        for place in shown(kernel["places"]):
-            took, change = describe_times(place)
-            share = place["share_of_ceiling"]
-            table.add_row(describe_schedule(place["schedule"]), took, change, f"{share:.2f}" if share else "",
-                          (place["class"] or "")[:8], place["status"] + (f": {place['why']}" if place["why"] else ""))
-        console.print(table)
-    for line in closing_lines(report):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+def _traces(contest: Contest, ranking: Ranking) -> tuple[Trace, ...]:
+    """The confirmations of the incumbent, and of the fastest where that is another one."""
+    base, fastest = ranking.base, ranking.winner
+    return tuple(
+        Trace(process, tuple(batch.samples_us[base]), tuple(batch.samples_us.get(fastest or "", ())) if fastest != base else (),
+              tuple(s.sm_mhz for s in batch.states), tuple(s.throttled for s in batch.states))
+        for process, listed in contest.confirmations().items() for batch in listed if base is not None)
 
 
-def shown(places: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The first few, the incumbent, and the best of each status that isn't among them."""
-    chosen = list(places[:SHOWN])
-    statuses = {p["status"] for p in chosen}
-    for place in places[SHOWN:]:
-        if place["status"] not in statuses or place["status"] == "incumbent":
-            chosen.append(place)
-            statuses.add(place["status"])
-    return chosen
+def describe_times(times: Distribution | None) -> str:
+    """`6.7 us [6.6, 6.8]`, or an empty string."""
+    return f"{times.median_us:.4g} us [{times.interval_us[0]:.4g}, {times.interval_us[1]:.4g}]" if times else ""
 
 
-def closing_lines(report: Mapping[str, Any]) -> list[str]:
-    """What the tables don't say."""
-    gate, calls = report["gate"], report["calls"]
-    lines = [f"{kernel}: skipped: {why}" for kernel, why in report["skipped"].items()]
-    lines += [f"{kernel}: the winner was refused: {why}"
-              + ("; the incumbent stays" if kernel in gate["accepted"] else "") for kernel, why in gate["rejected"].items()]
-    lines += [f"{kernel}: another class: {why}" for kernel, why in gate["would_differ"].items()]
-    for mode, found in gate["agreement"]["full_model"].items():
-        low, high = found["interval"]
-        lines.append(f"full model, {mode}: {100 * (found['ratio'] - 1):+.2f}% time a token [{100 * (low - 1):+.2f}, "
-                     f"{100 * (high - 1):+.2f}], {found['pairs']} pairs")
-    if gate["agreement"]["tokens_compared"]:
-        lines.append(f"tokens: {gate['agreement']['tokens_compared']} compared over {gate['agreement']['prompts']} prompts, "
-                     f"weights {report['weights']}: {gate['agreement']['failure'] or 'all equal'}")
-    if report["seconds_to_first_sample"] is not None:
-        lines.append(f"{report['gpu_seconds']:.1f} s on the GPU, {report['seconds_to_first_sample']:.1f} s to the first sample; "
-                     f"calls of the compiler {calls.get('compiler', 0)}, of ptxas {calls.get('ptxas', 0)}, of a C compiler "
-                     f"{calls.get('c_compiler', 0)}")
-    lines += report["notes"]
-    lines.append(f"promotable: {', '.join(report['promotable']) or 'nothing'}")
-    return lines
+def describe_change(versus: Paired | None) -> str:
+    """`-3.2% [-3.9, -2.5]`, or an empty string."""
+    if versus is None:
+        return ""
+    low, high = versus.interval
+    return f"{100 * (versus.ratio - 1):+.1f}% [{100 * (low - 1):+.1f}, {100 * (high - 1):+.1f}]"
+
+
+def closing_lines(report: Report) -> list[str]:
+    """What the rows don't say: other classes, the full model's times and tokens, what the run used."""
+    gate, where = report.gate, f"full model {report.model}, weights {report.weights}"
+    lines = [f"{kernel}: a faster schedule of another class: {why}" for kernel, why in gate.would_differ.items()]
+    for mode, found in gate.agreement.full_model.items():
+        low, high = found.interval
+        lines.append(f"{where}, {mode}: {100 * (found.ratio - 1):+.2f}% time a token [{100 * (low - 1):+.2f}, "
+                     f"{100 * (high - 1):+.2f}], {found.pairs} pairs, with all gains in place")
+    if gate.agreement.tokens_compared:
+        lines.append(f"{where}: {gate.agreement.tokens_compared} tokens compared over {gate.agreement.prompts} prompts: "
+                     f"{gate.agreement.failure or 'all equal'}")
+    if report.seconds_to_first_sample is not None:
+        lines.append(f"{report.gpu_seconds:.1f} s on the GPU, {report.seconds_to_first_sample:.1f} s to the first sample; "
+                     f"kernels compiled there {report.calls.compiler}, assembled {report.calls.ptxas}, launchers built "
+                     f"{report.calls.c_compiler}")
+    resolved = next((k.resolution for k in report.kernels if k.resolution), None)
+    if resolved:
+        lines.append(f"resolution of this run: {100 * resolved:.2f}%; a smaller difference is a tie")
+    return [*lines, *report.notes]
+
+
+def headline(report: Report) -> str:
+    """`1 gain (down), 5 unchanged, 2 refused (o, qkv)`."""
+    parts = []
+    for outcome in dict.fromkeys(d.outcome for d in report.decisions):
+        kernels = report.kernels_with(outcome)
+        named = "" if outcome == UNCHANGED else f" ({', '.join(kernels)})"
+        parts.append(f"{len(kernels)} {outcome}{'s' if outcome == GAIN and len(kernels) != 1 else ''}{named}")
+    return ", ".join(parts if report.kernels_with(GAIN) else ["0 gains", *parts])

@@ -1,52 +1,70 @@
-"""report.html of an --on-gpu run: one file that works from disk, with the distributions drawn. No script: it is plain HTML."""
+"""report.html of an --on-gpu run: one file that works from disk, decisions first, everything drawn. Plain HTML, no script."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ..offline.report import describe_schedule
+from ...shapes.model import shape_to_dict
 from ..page import render_page
-from .report import closing_lines, describe_times
+from . import drawing
+from .drawing import Drawing
+from .report import KernelReport, PlaceReport, Report, closing_lines, describe_change, describe_times, headline
+from .report_text import describe
 
-WIDTH, HEIGHT, MARGIN = 170, 18, 3  # of a drawing, in its own units
+KINDS = {"gain": "good", "refused": "bad", "throttled": "bad"}
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A distribution: whiskers from least to greatest, a box over the middle half, a mark at the median. x in WIDTH units."""
+class Row:
+    """A decision as the page's first table shows it."""
 
-    low: float
-    box: tuple[float, float]
-    median: float
-    high: float
+    kernel: str
+    now: str
+    times_now: str
+    proposed: str
+    times: str
+    alone: str
+    full_model: str
+    outcome: str
+    why: str
+    kind: str
 
 
-def render_gpu_report(report: Mapping[str, Any]) -> str:
+@dataclass(frozen=True)
+class Candidate:
+    """A place as a kernel's table shows it."""
+
+    number: int
+    place: PlaceReport
+    schedule: str
+    times: str
+    change: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One kernel: its shape, its drawings, its candidates."""
+
+    kernel: KernelReport
+    shape: str
+    drawings: tuple[tuple[str, Drawing], ...]
+    candidates: tuple[Candidate, ...]
+
+
+def render_gpu_report(report: Report) -> str:
     """The page, as the text of one HTML file; the same report gives the same bytes."""
-    kernels = [{**kernel, "rows": _rows(kernel)} for kernel in report["kernels"]]
-    return render_page("on_gpu.html", None, ["on_gpu.css"], [], report=report, kernels=kernels,
-                       lines=closing_lines(report), width=WIDTH, height=HEIGHT)
+    return render_page("on_gpu.html", None, ["on_gpu.css"], [], report=report, rows=_rows(report), headline=headline(report),
+                       sections=[_section(k) for k in report.kernels], lines=closing_lines(report))
 
 
-def _rows(kernel: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each place with what is shown of it; all of a kernel are drawn on one scale."""
-    times = [p["times"]["quantiles_us"] for p in kernel["places"] if p["times"]]
-    least = min((q[0] for q in times), default=0.0)
-    # The slowest of a large space would press all others to the edge: the scale ends at thrice the fastest's median.
-    most = min(max((q[-1] for q in times), default=1.0), 3 * min((q[len(q) // 2] for q in times), default=1.0))
-    rows = []
-    for place in kernel["places"]:
-        took, change = describe_times(place)
-        drawing = _drawing(place["times"]["quantiles_us"], least, most) if place["times"] else None
-        rows.append({**place, "took": took, "change": change, "drawing": drawing, "text": describe_schedule(place["schedule"])})
-    return rows
+def _rows(report: Report) -> list[Row]:
+    return [Row(d.kernel, describe(d.now), describe_times(d.times_now), describe(d.proposed), describe_times(d.times),
+                describe_change(d.alone), d.describe_full_model(), d.outcome, d.why, KINDS.get(d.outcome, ""))
+            for d in report.decisions]
 
 
-def _drawing(quantiles: list[float], least: float, most: float) -> Drawing:
-    def x(value: float) -> float:
-        share = (min(value, most) - least) / (most - least) if most > least else 0.5
-        return round(MARGIN + share * (WIDTH - 2 * MARGIN), 1)
-
-    last = len(quantiles) - 1
-    return Drawing(x(quantiles[0]), (x(quantiles[last // 4]), x(quantiles[-1 - last // 4])), x(quantiles[last // 2]),
-                   x(quantiles[-1]))
+def _section(kernel: KernelReport) -> Section:
+    named = (("Against the schedule in place", drawing.forest(kernel)), ("Times", drawing.times(kernel)),
+             ("Which knob matters", drawing.knobs(kernel)), ("Samples over time", drawing.rounds(kernel)))
+    candidates = tuple(Candidate(i, p, describe(p.schedule), describe_times(p.times), describe_change(p.versus))
+                       for i, p in enumerate(kernel.places, 1))
+    return Section(kernel, ", ".join(f"{k} {v}" for k, v in shape_to_dict(kernel.shape).items()),
+                   tuple((title, found) for title, found in named if found), candidates)

@@ -1,59 +1,47 @@
-"""From a run's winners to rows of `schedules/`, with what was measured and proven of each."""
+"""From a run's decisions to rows of `schedules/`, with what was measured and proven of each."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...schedules import store
-from ...schedules.promoted import Artefact, Checks, Evidence, Previous, PromotedSchedule, PromotedTiming, Recorded
+from ...schedules.promoted import Evidence, Previous, PromotedSchedule, PromotedTiming, Recorded
 from ...schedules.schedule import schedule_id
 from ...schedules.store import PromotedFile
-from .full_model import Said
-from .samples.ranking import Ranking
+from .samples.gate import GateResult
+from .samples.ranking import Ranking, timed_batches
 from .samples.recording import Contest, Recording
 from .samples.timing import clocks, distribution, paired, ratios
 
-COUNTS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
 
-
-def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], said: Said, date: str) -> PromotedFile:
-    """The rows that a run may promote: winners, and at a first promotion the incumbents that stayed, whether nothing was faster
-    or the full model refused what was.
+def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], gate: GateResult, date: str) -> PromotedFile:
+    """The rows that a run may promote: gains, and at a first promotion the incumbents that stay, whether nothing was faster or
+    the full model rejected what was.
 
     A name that the gate accepted and that no longer wins (a replay under another rule) is left out: its evidence isn't there.
     """
     rows = []
-    for kernel, name in said.accepted.items():
+    for kernel, name in gate.accepted.items():
         contest, ranking = recording.contests[kernel], rankings[kernel]
         place = ranking.place(name)
-        rightful = name == ranking.winner or place.status == "another class" or (name == ranking.base and kernel in said.rejected)
+        rightful = name == ranking.winner or place.status == "another class" or (name == ranking.base and kernel in gate.rejected)
         if rightful and place.times is not None and not (name == contest.incumbent and contest.origin == "promoted"):
-            rows.append(_row(recording, contest, name, said, date))
+            rows.append(_row(recording, contest, name, gate, date))
     return PromotedFile(recording.target, recording.model, recording.recipe, tuple(rows))
 
 
-def _row(recording: Recording, contest: Contest, name: str, said: Said, date: str) -> PromotedSchedule:
-    entrant = contest.entrants[name]
+def _row(recording: Recording, contest: Contest, name: str, gate: GateResult, date: str) -> PromotedSchedule:
+    entrant, checked, agreement = contest.entrants[name], contest.checked[name], gate.agreement
     mine = schedule_id(entrant.schedule)
-    checked = contest.checked[name]
-    checks = {kind: Checks(*counts) for kind, counts in checked.checks.items()} | dict(said.agreement.checks)
-    agreement = said.agreement
-    evidence = Evidence(mine, checks, agreement.prompts, agreement.tokens_compared, agreement.tokens_sha256,
-                        recording.weights, recording.weights_fingerprint, agreement.full_model)
+    evidence = Evidence(mine, {**checked.checks, **agreement.checks}, agreement.prompts, agreement.tokens_compared,
+                        agreement.tokens_sha256, recording.weights, recording.weights_fingerprint, agreement.full_model)
     return PromotedSchedule(
         recording.target, recording.model, recording.recipe, contest.kernel, contest.shape, entrant.schedule, mine,
-        contest.kernel_digest, recording.toolchain, Recorded(recording.machine.driver, recording.machine.cuda),
-        _artefact(entrant.facts), checked.numerics_class or "", _timing(recording, contest, name, mine), evidence, date).sealed()
-
-
-def _artefact(facts: Mapping[str, Any]) -> Artefact:
-    return Artefact(tuple(facts.get("instructions") or ()), cubin_sha256=str(facts.get("cubin_sha256") or ""),
-                    **{n: int(facts.get(n) or 0) for n in COUNTS})
+        contest.kernel_digest, recording.toolchain, Recorded(recording.machine.driver, recording.machine.cuda), entrant.artefact,
+        checked.numerics_class or "", _timing(recording, contest, name, mine), evidence, date).sealed()
 
 
 def _timing(recording: Recording, contest: Contest, name: str, mine: str) -> PromotedTiming:
-    confirmed = [b for b in contest.batches if b.phase == "confirm" and name in b.samples_us]
-    batches = confirmed or [b for b in contest.batches if name in b.samples_us]
+    batches, _ = timed_batches(contest, name)
     times = distribution(batches, name)
     assert times is not None
     previous = None
@@ -65,7 +53,7 @@ def _timing(recording: Recording, contest: Contest, name: str, mine: str) -> Pro
 
 
 def merged(folder: Path, new: PromotedFile) -> tuple[PromotedFile | None, PromotedFile]:
-    """(what is there, what would be there): for a dry run. Raises ScheduleError."""
+    """(the file that is there, the file that would be there): for a dry run. Raises ScheduleError."""
     path = folder / new.name
     old = store.read(path) if path.exists() else None
     return old, store.with_rows(old, new)

@@ -1,8 +1,9 @@
 """`tune-kernels --on-gpu`: survivors of an offline bundle → checked → raced → confirmed → asked in the full model → promoted.
 
-What is found is kept in OUT/recording.json as it is found: a run whose budget ends, or that is stopped, goes on from there.
+Results are kept in OUT/recording.json as they are measured: a run whose budget ends, or that is stopped, goes on from there.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,27 +12,27 @@ from pathlib import Path
 
 from ...schedules import store
 from ...schedules.recipe import Recipe, load_recipe
-from ...schedules.schedule import Schedule
 from ...schedules.store import PromotedFile
 from ...shapes.model import load_model_shape
 from ..errors import GpuError, RecordingError
 from ..offline.record import cannot_write
 from . import survivors
-from .full_model import Said, judge, said_from_dict
+from .full_model import DecoderProbe, choose
 from .rows import promoted_file
 from .samples import recording
-from .samples.gate import DecoderProbe
+from .samples.gate import GateResult
+from .samples.machine import Machine, sku_of
 from .samples.race import CONFIRM_ROUNDS, FINALISTS, Timed, fastest_first, finalists, race
-from .samples.ranking import Ranking, rank
+from .samples.ranking import Ranking, rank_all
 from .samples.recording import Contest, Recording, require_some_life
-from .samples.timing import Batch, batch_from_dict, batch_to_dict
-from .worker import gpu_state
-from .worker.gpu_state import Machine
-from .worker.measure import Problem
-from .worker.measurer import GpuMeasurer, Measurer
+from .samples.timing import CONFIRM, RACE, Batch, batch_of, stored_batch
+from .survivors import Conditions
+from .worker.measurer import Measurer
+from .worker.tasks import Problem
 
 LARGE = 200  # candidates of one kernel: more are searched, fewer are raced in full
 GATE_SHARE = 0.4  # of the budget, kept for the full model
+SECOND_SHARE = 0.25  # of what is left for timing, kept for the second process
 BUDGET_SECONDS = 600.0
 
 
@@ -49,23 +50,26 @@ class Request:
     storage: str | None = None
     schedules: Path | None = None
     out: Path = Path("build/on-gpu")
-    promote: bool = False
     seed: int = 0
 
 
 @dataclass
 class Outcome:
-    """What came of a run or a replay. promoted: rows that may be promoted; written: the file they went to; skipped: why a
-    kernel was not tuned; notes: what a user should know."""
+    """The result of a run or a replay. promoted: rows that may be promoted; skipped: why a kernel was not tuned; notes: for the
+    user."""
 
     recording: Recording
-    rankings: dict[str, Ranking]
-    said: Said
-    promoted: PromotedFile
     recipe: Recipe
-    written: Path | None = None
+    rankings: dict[str, Ranking]
+    gate: GateResult
+    promoted: PromotedFile
     skipped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every kernel has a schedule that passed the gate."""
+        return bool(self.rankings) and not self.skipped and set(self.gate.accepted) == set(self.rankings)
 
 
 class Budget:
@@ -80,6 +84,7 @@ class Budget:
 
 
 Watch = Callable[[str], None]
+OutOfTime = Callable[[], bool]
 
 
 def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Callable[[Path], DecoderProbe] | None,
@@ -92,116 +97,126 @@ def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Cal
     Raises:
         UserError: a bundle, recipe, GPU or folder that is wrong or can't be used; a recording made under other conditions.
     """
-    target, recipe, shape = gpu_state.sku_of(machine), load_recipe(request.recipe), load_model_shape(request.model)
+    target, recipe, shape = sku_of(machine), load_recipe(request.recipe), load_model_shape(request.model)
     if target.arch not in recipe.defaults:
         raise GpuError(f"recipe {recipe.name} has no defaults for {target.arch}", expected=f"one of {', '.join(recipe.defaults)}")
-    folders = store.search_path(request.schedules)
-    found = survivors.find_survivors(request.bundle, shape.name, request.kernels, target, recipe, request.out,
-                                     request.schedules)
+    wanted = Conditions(request.model, shape, target, recipe, store.search_path(request.schedules))
+    found = survivors.find_survivors(request.bundle, wanted, request.kernels, request.out, request.schedules)
     if found.differs:
         watch(f"{found.differs}: compiled here")
-    made, skipped = survivors.contests(found, request.kernels, target, recipe, folders)
+    made, skipped = survivors.contests(found, request.kernels, wanted)
     now = Recording(shape.name, target.name, recipe.name, found.toolchain, machine, request.seed, request.weights,
                     fingerprint, made)
-    path = request.out / "recording.json"
-    _go_on(now, path)
-    run = _Run(request, now, recipe, measurer, found.folder, path, watch)
+    _go_on(now, request.out, watch)
+    run = _Run(request, now, recipe, measurer, found.folder, watch)
     run.contests()
-    rankings = {k: rank(c, recipe) for k, c in now.contests.items()}
+    rankings = rank_all(now, recipe)
     finished = {k: c for k, c in now.contests.items() if c.finished}
     if finished:
-        watch("full model: tokens and time with the winners in place" if make_probe else "a drafter: no token depends on it")
-        now.gate = judge(finished, {k: rankings[k] for k in finished}, recipe, make_probe(found.folder) if make_probe else None,
-                         lambda: run.budget.left <= 0).as_dict()
+        watch("full model: tokens and time with the fastest in place" if make_probe else "a drafter: no token depends on it")
+        now.gate = choose(finished, {k: rankings[k] for k in finished}, recipe, make_probe(found.folder) if make_probe else None,
+                          lambda: run.budget.left <= 0)
     run.save()
-    outcome = conclude(now, recipe, rankings)
-    outcome.skipped = skipped
-    return outcome
+    return conclude(now, recipe, rankings, skipped)
 
 
-def replay(path: Path, recipe_name: str | None = None) -> Outcome:
+def replay(path: Path) -> Outcome:
     """A recorded run, ranked again: no GPU, nothing measured. Raises RecordingError."""
     old = recording.load(path)
-    recipe = load_recipe(recipe_name or old.recipe)
-    return conclude(old, recipe, {k: rank(c, recipe) for k, c in old.contests.items()})
+    recipe = load_recipe(old.recipe)
+    return conclude(old, recipe, rank_all(old, recipe), {})
 
 
-def conclude(now: Recording, recipe: Recipe, rankings: dict[str, Ranking]) -> Outcome:
+def conclude(now: Recording, recipe: Recipe, rankings: dict[str, Ranking], skipped: dict[str, str]) -> Outcome:
     """What may be promoted of what was recorded."""
-    try:
-        said = said_from_dict(now.gate) if now.gate else Said()
-    except (KeyError, TypeError) as e:
-        raise RecordingError(f"gate: {type(e).__name__}: {e}", expected="what tune-kernels --on-gpu recorded") from None
-    file = promoted_file(now, rankings, said, datetime.now(UTC).date().isoformat())
+    gate = now.gate or GateResult()
+    file = promoted_file(now, rankings, gate, datetime.now(UTC).date().isoformat())
     notes = [] if now.gate else ["the full model was not asked, so nothing may be promoted"]
-    return Outcome(now, rankings, said, file, recipe, notes=notes)
+    if now.processes == 1:
+        notes.append("recorded when one process confirmed and no resolution was measured: ranked under that rule")
+    return Outcome(now, recipe, rankings, gate, file, skipped, notes)
 
 
-def complete(outcome: Outcome) -> bool:
-    """Whether every kernel has a winner that passed the gate."""
-    return bool(outcome.rankings) and not outcome.skipped and set(outcome.said.accepted) == set(outcome.rankings)
+def promote(outcome: Outcome, schedules: Path | None) -> Path | None:
+    """Write the rows to the first folder of the search path; the file, None where there is nothing to write. Raises
+    ScheduleError."""
+    return store.promote(store.search_path(schedules)[0], outcome.promoted) if outcome.promoted.rows else None
 
 
-def promote(outcome: Outcome, request: Request) -> None:
-    """Write the rows to the first folder of the search path. Raises ScheduleError."""
-    if outcome.promoted.rows:
-        outcome.written = store.promote(store.search_path(request.schedules)[0], outcome.promoted)
-
-
-def _go_on(now: Recording, path: Path) -> None:
-    """Take what an earlier run into the same folder measured of the same candidates."""
+def _go_on(now: Recording, out: Path, watch: Watch) -> None:
+    """Take what an earlier run into the same folder measured of the same candidates on this GPU. Samples of another GPU, driver
+    or clocks policy are set aside, under the digest of their machine."""
+    path = out / "recording.json"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        before = recording.load(path) if path.exists() else None
+        if before and before.machine != now.machine:
+            aside = out / f"recording-{before.machine.digest}.json"
+            watch(f"{path} is of {before.machine.gpu}, driver {before.machine.driver}, {before.machine.uuid}: kept as "
+                  f"{aside.name}; this GPU is timed anew")
+            os.replace(path, aside)
+            mine = out / f"recording-{now.machine.digest}.json"
+            before = recording.load(mine) if mine.exists() else None
     except OSError as e:
-        raise cannot_write(path.parent, e) from None
-    if not path.exists():
+        raise cannot_write(out, e) from None
+    if before is None:
         return
-    before = recording.load(path)
     for name, value in now.conditions().items():
         if before.conditions()[name] != value:
             raise RecordingError(f"{path} was recorded with {name} {before.conditions()[name]}", expected=f"{value}, as now",
                                  action="name another folder with --out, or remove this one")
-    now.seconds_to_first_sample = before.seconds_to_first_sample
-    now.gpu_seconds = before.gpu_seconds
+    now.seconds_to_first_sample, now.gpu_seconds = before.seconds_to_first_sample, before.gpu_seconds
     for kernel, contest in now.contests.items():
         old = before.contests.get(kernel)
         if old and (old.kernel_digest, list(old.entrants)) == (contest.kernel_digest, list(contest.entrants)):
             contest.checked, contest.dead = old.checked, old.dead
             if old.incumbent == contest.incumbent:
-                contest.batches, contest.finished = old.batches, old.finished
+                contest.batches = old.batches
+                contest.finished = old.finished and before.processes == now.processes
 
 
 class _Run:
     """One run's contests, in turn, within the budget."""
 
-    def __init__(self, request: Request, now: Recording, recipe: Recipe, measurer: Measurer, folder: Path, path: Path,
-                 watch: Watch) -> None:
+    def __init__(self, request: Request, now: Recording, recipe: Recipe, measurer: Measurer, folder: Path, watch: Watch) -> None:
         self.request, self.now, self.recipe, self.measurer, self.watch = request, now, recipe, measurer, watch
-        self.folder, self.path = folder.absolute(), path
+        self.folder, self.path = folder.absolute(), request.out / "recording.json"
         self.began = time.time()
         self.spent = now.gpu_seconds
         self.budget = Budget(request.budget)
 
     def save(self) -> None:
-        if isinstance(self.measurer, GpuMeasurer):
-            self.now.calls = self.measurer.calls
-            self.now.gpu_seconds = round(self.spent + self.measurer.busy_seconds, 2)
-            if self.measurer.first_sample and self.now.seconds_to_first_sample is None:
-                self.now.seconds_to_first_sample = round(self.measurer.first_sample - self.began, 2)
+        """Raises OutputError."""
+        usage = self.measurer.usage()
+        self.now.calls = usage.calls
+        self.now.gpu_seconds = round(self.spent + usage.busy_seconds, 2)
+        if usage.first_sample and self.now.seconds_to_first_sample is None:
+            self.now.seconds_to_first_sample = round(usage.first_sample - self.began, 2)
         recording.save(self.now, self.path)
 
     def contests(self) -> None:
-        """Each contest has an equal share of what is left for timing; those that it didn't do for share what the others left."""
+        """Each worker process in turn measures the contests that aren't decided yet. Each contest has an equal share of the time
+        that is left; the next process takes what it leaves."""
         reserve = self.request.budget * GATE_SHARE
-        for _ in range(2):
+        for process in range(self.now.processes + 1):  # one more than confirm: for those that the first had no time for
             todo = [c for c in self.now.contests.values() if not c.finished]
+            if process and todo:
+                self.measurer.fresh_process()
             for index, contest in enumerate(todo):
-                share = max(0.0, self.budget.left - reserve) / (len(todo) - index)
-                end = self.budget.left - share
-                self._contest(contest, lambda end=end: self.budget.left <= max(end, 0.0))  # type: ignore[misc]
+                left = self.budget.left
+                share = max(0.0, left - reserve) / (len(todo) - index) * (1 if process else 1 - SECOND_SHARE)
+                self._contest(contest, lambda end=left - share: self.budget.left <= max(end, 0.0))  # type: ignore[misc]
                 self.save()
+                self.watch(f"process {process + 1}, {index + 1} of {len(todo)}: {self._progress(contest)}; at most "
+                           f"{max(0.0, self.budget.left):.0f} of {self.request.budget:.0f} s left")
 
-    def _contest(self, contest: Contest, out_of_time: Callable[[], bool]) -> None:
+    def _progress(self, contest: Contest) -> str:
+        state = ("done" if contest.finished else "throttled" if contest.throttled else
+                 f"confirmed in {len(contest.confirmations())} of {self.now.processes} processes")
+        return (f"{contest.kernel}: {len(contest.fit())} of {len(contest.checked)} right, row-invariant and deterministic; "
+                f"{len(contest.batches)} batches, {state}")
+
+    def _contest(self, contest: Contest, out_of_time: OutOfTime) -> None:
         problem = Problem(contest.kernel, contest.shape, self.now.target, self.now.recipe, str(self.folder))
         searched = len(contest.entrants) > LARGE or self.request.storage is not None
 
@@ -216,44 +231,49 @@ class _Run:
                 break
             admit(name)
         while (base := contest.base()) is not None:
-            self._timed_against(base, contest, problem, searched, admit, out_of_time)
+            timed = self._timer(contest, problem, base)
+            if searched:
+                order = self._searched(base, contest, admit, timed, out_of_time)
+            else:
+                order = self._raced(base, contest, timed, out_of_time)
+            if order is not None and not out_of_time():
+                timed(CONFIRM, [base, *finalists(order, contest.groups(self.recipe), contest.home() or "")], CONFIRM_ROUNDS)
+                contest.finished = len(contest.confirmations()) >= self.now.processes
             if base not in contest.dead:
                 break
         contest.finished |= base is None and not out_of_time()
-        fit = len(contest.fit())
-        self.watch(f"{contest.kernel}: {fit} of {len(contest.checked)} right, row-invariant and deterministic; "
-                   f"{len(contest.batches)} batches, {'done' if contest.finished else 'out of time'}")
 
-    def _timed_against(self, base: str, contest: Contest, problem: Problem, searched: bool, admit: Callable[[str], bool],
-                       out_of_time: Callable[[], bool]) -> None:
+    def _timer(self, contest: Contest, problem: Problem, base: str) -> Timed:
         def timed(phase: str, names: Sequence[str], rounds: int) -> Batch | None:
-            seed = self.now.seed + len(contest.batches)
-            alive: dict[str, Schedule] = {n: contest.entrants[n].schedule for n in names if not contest.failure(n)}
-            batch, dead = self.measurer.time(problem, alive, phase, rounds, seed)
+            alive = {n: contest.entrants[n].schedule for n in names if not contest.failure(n)}
+            batch, dead = self.measurer.time(problem, alive, phase, rounds, self.now.seed + len(contest.batches))
             contest.dead |= dead
-            if batch is not None:
-                batch = batch_from_dict(batch_to_dict(batch))  # as a replay will see it
-                contest.batches.append(batch)
-                self.save()
-            return batch if batch is not None and base in batch.samples_us else None
+            if batch is None:
+                return None
+            batch = batch_of(stored_batch(batch), contest.kernel)  # as a replay will see it
+            contest.batches.append(batch)
+            self.save()
+            return batch if base in batch.samples_us else None
 
-        before = [b for b in contest.batches if b.phase == "race" and base in b.samples_us]
-        if searched:
-            order = self._searched(base, contest, admit, timed, out_of_time)
-        else:
-            batches = race(contest.groups(self.recipe), contest.home() or "", base, timed, out_of_time, before)
-            order = fastest_first(batches, [n for n in contest.fit() if n != base], base)
-        if not out_of_time():
-            last = finalists(order, contest.groups(self.recipe), contest.home() or "")
-            contest.finished = timed("confirm", [base, *last], CONFIRM_ROUNDS) is not None
+        return timed
+
+    def _raced(self, base: str, contest: Contest, timed: Timed, out_of_time: OutOfTime) -> list[str] | None:
+        """Candidates, the fastest first; None where throttling left too few rounds to say."""
+        before = [b for b in contest.batches if b.phase == RACE and b.enough and base in b.samples_us]
+        batches = race(contest.groups(self.recipe), contest.home() or "", base, timed, out_of_time, before)
+        if any(not b.enough for b in batches):
+            return None
+        return fastest_first(batches, [n for n in contest.fit() if n != base], base)
 
     def _searched(self, base: str, contest: Contest, admit: Callable[[str], bool], timed: Timed,
-                  out_of_time: Callable[[], bool]) -> list[str]:
-        """The best that anyone found who shares the study, checked here, fastest first."""
+                  out_of_time: OutOfTime) -> list[str] | None:
+        """The best that anyone found who shares the study, checked here, fastest first; None where throttling stopped it."""
         from .samples.search import Study, search
 
         storage = self.request.storage or str(self.path.parent.absolute() / "study.journal")
-        name = f"{self.now.target}/{self.now.recipe}/{self.now.toolchain.triton}/{contest.kernel}/{contest.kernel_digest}"
+        name = "/".join((self.now.target, self.now.machine.kind, self.now.recipe, self.now.toolchain.triton, contest.kernel,
+                         contest.kernel_digest))
         study = Study(storage, name, {n: e.schedule for n, e in contest.entrants.items()}, self.now.seed)
-        search(study, base, admit, timed, out_of_time)
+        if not contest.confirmations() and any(not b.enough for b in search(study, base, admit, timed, out_of_time)):
+            return None
         return [n for n in study.best(3 * FINALISTS, lambda n: n != base) if admit(n)]

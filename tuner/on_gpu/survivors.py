@@ -10,19 +10,33 @@ from ...schedules import store
 from ...schedules.errors import NotPromoted
 from ...schedules.promoted import Toolchain
 from ...schedules.recipe import Recipe
-from ...schedules.schedule import Schedule, schedule_from_dict
-from ...shapes.fields import nearest
-from ...shapes.model import shape_from_dict
+from ...schedules.schedule import schedule_from_dict
+from ...shapes.fields import Fields, nearest
+from ...shapes.model import KernelShape, ModelShape, shape_from_dict
 from ...shapes.target import Target
 from ..errors import ReportError, SpaceError
 from ..offline.report import FACT_FIELDS, Report, read_report
 from ..offline.sweep import Request, sweep
-from .samples.recording import Contest, Entrant
+from .samples.recording import Contest, Entrant, Facts, Origin
+
+Variant = dict[str, Any]  # of the offline report
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What survivors must fit. model: as load_model_shape takes it; shape: None where the bundle's own will do; folders: of
+    promoted schedules, in the order of asking."""
+
+    model: str
+    shape: ModelShape | None
+    target: Target
+    recipe: Recipe
+    folders: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
 class Survivors:
-    """folder: of the artefacts; report: what the offline run said; differs: why they were compiled anew, empty where not."""
+    """folder: of the artefacts; report: of the offline run; differs: why they were compiled anew, empty where they weren't."""
 
     folder: Path
     report: Report
@@ -30,27 +44,27 @@ class Survivors:
     differs: str = ""
 
 
-def find_survivors(folder: Path, model: str, kernels: Sequence[str], target: Target, recipe: Recipe, out: Path,
+def find_survivors(folder: Path, wanted: Conditions, kernels: Sequence[str], out: Path,
                    schedules: Path | None = None) -> Survivors:
     """The bundle, or, where its toolchain or kernel sources aren't those of this machine, the same space compiled here.
 
     Raises:
         ReportError: no bundle. SpaceError: a bundle of another model or target, or without a kernel that was asked for.
     """
-    report = read_report(folder)
-    if report["model"] != model:
-        raise SpaceError(f"{folder} is of {report['model']}", expected=f"a bundle of {model}",
-                         action=f"tune-kernels --offline --model {model} --target {target.arch} --out {folder}")
+    report, target, recipe = read_report(folder), wanted.target, wanted.recipe
+    again = f"tune-kernels --offline --model {wanted.model} --target {target.arch} --out {folder}"
+    if other := other_model(report, wanted):
+        raise SpaceError(f"{folder} is of {report['model']}: {other}", expected=f"a bundle of {wanted.model}", action=again)
     here = toolchain.installed(target, recipe.numerics)
     differs = difference(report, here, target)
     if differs:
-        request = Request(model=model, targets=(target.arch,), kernels=tuple(kernels), space=report["space"], recipe=recipe.name,
-                          out=out / "bundle", max_spill_bytes=report.get("max_spill_bytes", 0), schedules=schedules)
+        request = Request(model=wanted.model, targets=(target.arch,), kernels=tuple(kernels), space=report["space"],
+                          recipe=recipe.name, out=out / "bundle", max_spill_bytes=report.get("max_spill_bytes", 0),
+                          schedules=schedules)
         report, folder = sweep(request), request.out
     mine = [v for v in report["variants"] if v["target"] == target.arch]
     if not mine:
-        raise SpaceError(f"{folder} has nothing for {target.arch}", expected=f"variants for {target.name}",
-                         action=f"tune-kernels --offline --model {model} --target {target.arch} --out {folder}")
+        raise SpaceError(f"{folder} has nothing for {target.arch}", expected=f"variants for {target.name}", action=again)
     known = list(dict.fromkeys(v["kernel"] for v in mine if v["kernel"] in registry.TUNABLE))
     for name in kernels:
         if name not in known:
@@ -58,8 +72,22 @@ def find_survivors(folder: Path, model: str, kernels: Sequence[str], target: Tar
     return Survivors(folder, report, here, differs)
 
 
+def other_model(report: Report, wanted: Conditions) -> str:
+    """Which kernel of a bundle has another shape than the model's, or an empty string. A model is its shapes, not its name."""
+    if wanted.shape is None:
+        return ""
+    expected = wanted.shape.kernel_shapes(wanted.recipe.linear_dtype, wanted.recipe.terms)
+    for variant in report["variants"]:
+        kernel = variant["kernel"]
+        if kernel in registry.TUNABLE:
+            found = shape_from_dict(variant["shape"], str(variant["id"]), ReportError)
+            if found != expected.get(kernel):
+                return f"{kernel} is {found}, not {expected.get(kernel)}"
+    return ""
+
+
 def difference(report: Report, here: Toolchain, target: Target) -> str:
-    """What of a bundle isn't as here, or an empty string."""
+    """In what a bundle differs from this machine, or an empty string."""
     made = report["toolchain"]
     flags = {k: v.get(target.arch) if isinstance(v, Mapping) else v for k, v in made.get("flags", {}).items()}
     ptxas = made.get("ptxas", {}).get(target.arch)
@@ -74,45 +102,48 @@ def difference(report: Report, here: Toolchain, target: Target) -> str:
     return ""
 
 
-def contests(found: Survivors, kernels: Sequence[str], target: Target, recipe: Recipe,
-             folders: Sequence[Path]) -> tuple[dict[str, Contest], dict[str, str]]:
+def contests(found: Survivors, kernels: Sequence[str], wanted: Conditions) -> tuple[dict[str, Contest], dict[str, str]]:
     """A contest for each kernel, and why there is none for others: their incumbent isn't among the survivors."""
     made: dict[str, Contest] = {}
     skipped: dict[str, str] = {}
-    accepted = [v for v in found.report["variants"] if v["target"] == target.arch and v["verdict"] == "accepted"]
+    accepted = [v for v in found.report["variants"] if v["target"] == wanted.target.arch and v["verdict"] == "accepted"]
     for kernel in dict.fromkeys(v["kernel"] for v in accepted if v["kernel"] in registry.TUNABLE):
         if kernels and kernel not in kernels:
             continue
         mine = [v for v in accepted if v["kernel"] == kernel]
-        contest = _contest(kernel, mine, target, recipe, folders)
+        contest = _contest(kernel, mine, wanted)
         if contest.incumbent:
             made[kernel] = contest
         else:
-            skipped[kernel] = (f"what is in place ({contest.origin}) is not among the {len(mine)} accepted variants of "
+            skipped[kernel] = (f"the schedule in place ({contest.origin}) is not among the {len(mine)} accepted variants of "
                                f"{found.folder}: add its knobs to the space and run tune-kernels --offline again")
     return made, skipped
 
 
-def _contest(kernel: str, variants: Sequence[dict[str, Any]], target: Target, recipe: Recipe, folders: Sequence[Path]) -> Contest:
+def _contest(kernel: str, variants: Sequence[Variant], wanted: Conditions) -> Contest:
     shape = shape_from_dict(variants[0]["shape"], variants[0]["id"], ReportError)
-    operation = registry.operation(kernel)
-    entrants = {v["id"]: Entrant(v["id"], schedule_from_dict(operation.schedule_type, v["schedule"], v["id"]),
-                                 {n: v.get(n) for n in ("instructions", *FACT_FIELDS)}) for v in variants}
-    key = registry.store_key(kernel, shape, target, recipe)
+    entrants = {v["id"]: _entrant(kernel, v) for v in variants}
+    key = registry.store_key(kernel, shape, wanted.target, wanted.recipe)
+    origin: Origin = "recipe default"
     shared = False
     try:
-        row = store.lookup(key, folders)
-        in_place: Schedule = row.schedule
-        origin, shared = "promoted", "agreement" in row.evidence.checks
+        row = store.lookup(key, wanted.folders)
+        in_place, origin, shared = row.schedule, "promoted", "agreement" in row.evidence.checks
     except NotPromoted:
-        in_place, origin = registry.default_schedule(recipe, kernel, target.arch, shape), "recipe default"
-    founded = founded_class(kernel, shape, target, recipe, folders)
+        in_place = registry.default_schedule(wanted.recipe, kernel, wanted.target.arch, shape)
     incumbent = next((n for n, e in entrants.items() if e.schedule == in_place), "")
-    return Contest(kernel, shape, key.kernel_digest, entrants, incumbent, origin, founded, shared)
+    return Contest(kernel, shape, key.kernel_digest, entrants, incumbent, origin, founded_class(kernel, shape, wanted), shared)
 
 
-def founded_class(kernel: str, shape: Any, target: Target, recipe: Recipe, folders: Sequence[Path]) -> str | None:
+def _entrant(kernel: str, variant: Variant) -> Entrant:
+    name: str = variant["id"]
+    schedule = schedule_from_dict(registry.operation(kernel).schedule_type, variant["schedule"], name)
+    facts = {n: variant.get(n) for n in ("instructions", *FACT_FIELDS)}
+    return Entrant(name, schedule, Fields(facts, name, ReportError).read(Facts).artefact())
+
+
+def founded_class(kernel: str, shape: KernelShape, wanted: Conditions) -> str | None:
     """The class that this recipe already has for a kernel and shape on a SKU, made with whatever toolchain; or None."""
-    rows = store.rows_like(folders, lambda r: (r.target, r.recipe, r.kernel, r.shape) == (target.name, recipe.name, kernel, shape)
-                           and not r.problems())
+    mine = (wanted.target.name, wanted.recipe.name, kernel, shape)
+    rows = store.rows_like(wanted.folders, lambda r: (r.target, r.recipe, r.kernel, r.shape) == mine and not r.problems())
     return rows[0].numerics_class if rows else None

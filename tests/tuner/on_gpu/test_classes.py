@@ -20,6 +20,7 @@ from tune_kernels.tuner.cli import cli
 from tune_kernels.tuner.errors import GpuError, SpaceError
 from tune_kernels.tuner.on_gpu import run as on_gpu
 from tune_kernels.tuner.on_gpu.classes import NO, NOT_VARIED, YES, Request, changes_bits, classify, make_report, sizes
+from tune_kernels.tuner.on_gpu.classes_report import report_to_dict
 from tune_kernels.tuner.on_gpu.samples.gate import Failure
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
@@ -39,7 +40,7 @@ def classified(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def report(**options: Any) -> dict[str, Any]:
         request = Request(made, None, None, (), tmp_path / "schedules", tmp_path / "out")
         found = classify(request, H200, FakeMeasurer(lambda s: 1.0, **options), lambda line: None)
-        return make_report(found, store.search_path(tmp_path / "schedules"))
+        return report_to_dict(make_report(found, store.search_path(tmp_path / "schedules")))
     return report
 
 
@@ -51,7 +52,7 @@ def test_what_is_said_of_a_knob_is_what_pairs_show(classes: dict[Schedule, str])
         differ = [pair for pair in alone if classes[pair[0]] != classes[pair[1]]]
         assert effect.says == (YES if differ else NO if alone else NOT_VARIED)
         assert effect.pair is None if not alone else effect.pair in (differ or alone)
-    assert sum(size["candidates"] for size in sizes(classes)) == len(classes)
+    assert sum(size.candidates for size in sizes(classes)) == len(classes)
 
 
 def test_every_variant_of_a_bundle_is_classified(classified: Callable[..., dict[str, Any]]) -> None:
@@ -86,8 +87,8 @@ def test_a_recipes_schedule_that_is_not_in_the_bundle_is_told(tmp_path: Path) ->
     made = write_bundle(tmp_path / "bundle", {"down": [s for s in candidates() if s != DEFAULT]})
     request = Request(made, None, None, (), tmp_path / "schedules", tmp_path / "out")
     report = make_report(classify(request, H200, FakeMeasurer(lambda s: 1.0), lambda line: None), [])
-    assert not report["passed"]
-    assert "is not among" in report["skipped"]["down"]
+    assert not report.passed
+    assert "is not among" in report.skipped["down"]
     with pytest.raises(SpaceError, match=r"bundle is of qwen2\.5-7b"):
         classify(replace(request, model="qwen2.5-0.5b"), H200, FakeMeasurer(lambda s: 1.0), lambda line: None)
 

@@ -1,7 +1,6 @@
 """`tune-kernels --on-gpu` on a machine without a GPU: replay, dry run, refusals; and a B300 run up to the launch."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from tune_kernels.tuner.on_gpu import command as gpu_command
 from tune_kernels.tuner.on_gpu import run as on_gpu
 from tune_kernels.tuner.on_gpu.run import Request
 from tune_kernels.tuner.on_gpu.samples.gate import Checked
-from tune_kernels.tuner.on_gpu.worker import measure
-from tune_kernels.tuner.on_gpu.worker.measure import Problem
+from tune_kernels.tuner.on_gpu.worker.checks import require_artefact
+from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
 BEST = LinearSchedule(128, 256, 4, 4, split_k=SPLIT, pdl=True)
@@ -55,7 +54,7 @@ def test_a_recorded_run_is_ranked_and_promoted_without_a_gpu(recorded: Path, tmp
     [row] = store.read(Path(said["written"])).rows
     assert row.schedule == BEST
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["schema"] == "tune-kernels/on-gpu-report/1"
+    assert report["schema"] == "tune-kernels/on-gpu-report/2"
     assert report["kernels"][0]["places"][0]["status"] == "winner"
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
 
@@ -105,7 +104,7 @@ class Rehearsal(FakeMeasurer):
     def check(self, problem: Problem, name: str, schedule: Schedule) -> Checked:
         assert isinstance(problem.shape, LinearShape)
         assert isinstance(schedule, LinearSchedule)
-        measure.require_artefact(problem, schedule)
+        require_artefact(problem, schedule)
         bundle.install(linear_kernel, Path(problem.bundle))
         shape = problem.shape
         stride = -(-shape.N // 16) * 16
@@ -140,8 +139,8 @@ def test_a_b300_run_launches_every_survivor_from_its_bundle(tmp_path: Path, monk
     finally:
         linear_kernel.device_caches.clear()
     assert gpu.launched == ["linear_kernel"] * 2
-    on_gpu.promote(outcome, replace(request, promote=True))
-    assert outcome.written == tmp_path / "schedules" / "nvidia-b300" / "smollm2-135m.fp8-v1.json"
+    written = on_gpu.promote(outcome, request.schedules)
+    assert written == tmp_path / "schedules" / "nvidia-b300" / "smollm2-135m.fp8-v1.json"
     [row] = outcome.promoted.rows
     assert (row.kernel, row.artefact.instructions) == ("o", ("UTCQMMA",))
     assert row.timing.previous and row.timing.previous.schedule == default

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.shapes.model import LinearShape
-from tune_kernels.tuner.on_gpu.worker.measure import Problem
-from tune_kernels.tuner.on_gpu.worker.measurer import GpuMeasurer
+from tune_kernels.tuner.on_gpu.worker.measurer import GpuMeasurer, gpu_executor
+from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 pytestmark = pytest.mark.gpu
 PROBLEM = Problem("down", LinearShape(64, 128), "nvidia-h200", "fp8-v1", "no-bundle")
@@ -19,17 +19,14 @@ def measurer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuMeasurer]:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    from tune_kernels.tuner import pool
-
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[2] / "support"))
         import gpu_misbehaving  # type: ignore[import-not-found]
 
         folder = tmp_path_factory.mktemp("worker")
-        executor = pool.LocalExecutor(1, folder, wall_seconds=25, memory_bytes=None,
-                                      preload="tune_kernels.tuner.on_gpu.worker.warm")
-        yield GpuMeasurer(executor, folder / "words", gpu_misbehaving.check)
-        executor.shutdown(cancel_futures=True)
+        measurer = GpuMeasurer(lambda: gpu_executor(folder), folder / "words", gpu_misbehaving.check, wall_seconds=25)
+        yield measurer
+        measurer.close()
 
 
 @pytest.mark.parametrize(("kind", "stage", "said"), [

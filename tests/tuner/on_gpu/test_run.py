@@ -1,7 +1,7 @@
 """A whole --on-gpu run on a GPU that isn't there: who wins, what is promoted, what is found wrong, and that it goes on."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,8 @@ from tune_kernels.tuner.on_gpu.report_html import render_gpu_report
 from tune_kernels.tuner.on_gpu.run import Outcome, Request
 from tune_kernels.tuner.on_gpu.samples import recording
 from tune_kernels.tuner.on_gpu.samples.gate import Failure
+from tune_kernels.tuner.on_gpu.samples.machine import Machine, sku_of
 from tune_kernels.tuner.on_gpu.samples.search import FIRST_ROUNDS
-from tune_kernels.tuner.on_gpu.worker.gpu_state import Machine, sku_of
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
 SHAPES = load_model_shape("qwen2.5-7b").kernel_shapes(RECIPE.linear_dtype, RECIPE.terms)
@@ -54,12 +54,12 @@ def run(tmp_path: Path) -> Callable[..., Outcome]:
     made = write_bundle(tmp_path / "bundle", {"down": candidates()})
 
     def tune(measurer: FakeMeasurer | None = None, probe: FakeProbe | None = None, machine: Machine = H200,
-             **changes: Any) -> Outcome:
+             promote: bool = False, **changes: Any) -> Outcome:
         request = replace(Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out"), **changes)
         outcome = on_gpu.tune(request, machine, measurer or FakeMeasurer(time_us), lambda _: probe or FakeProbe(step_us),
                               lambda line: None)
-        if request.promote:
-            on_gpu.promote(outcome, request)
+        if promote:
+            on_gpu.promote(outcome, request.schedules)
         return outcome
 
     return tune
@@ -74,7 +74,7 @@ def winner(outcome: Outcome) -> Schedule:
 def test_the_fastest_of_the_recipes_class_is_promoted_and_found(run: Callable[..., Outcome], tmp_path: Path) -> None:
     outcome = run(promote=True)
     assert winner(outcome) == BEST
-    assert outcome.written == tmp_path / "schedules" / "nvidia-h200" / "qwen2.5-7b.fp8-v1.json"
+    assert (tmp_path / "schedules" / "nvidia-h200" / "qwen2.5-7b.fp8-v1.json").exists()
     key = registry.store_key("down", SHAPES["down"], load_sku("nvidia-h200"), RECIPE)
     row = store.lookup(key, [tmp_path / "schedules"])
     assert row.schedule == BEST
@@ -93,7 +93,7 @@ def test_another_class_never_enters_by_speed(run: Callable[..., Outcome]) -> Non
     assert (place.status, place.confirmed) == ("another class", True)
     assert "its bits differ" in place.why
     assert place.versus and place.versus.ratio == pytest.approx(0.8, abs=0.02)
-    assert "token 2 would be 4 instead of 3" in outcome.said.would_differ["down"]
+    assert "token 2 would be 4 instead of 3" in outcome.gate.would_differ["down"]
     assert winner(outcome) == BEST
 
 
@@ -106,7 +106,7 @@ def test_the_first_promotion_founds_the_class_by_the_full_models_speed(run: Call
     """DEFAULT's class is not BEST's."""
     outcome = run(FakeMeasurer(step_us, class_of=by_width), promote=True)
     assert outcome.rankings["down"].place(schedule_id(BEST)).status == "another class"
-    assert outcome.said.accepted == {"down": schedule_id(BEST)}
+    assert outcome.gate.accepted == {"down": schedule_id(BEST)}
     [row] = outcome.promoted.rows
     assert row.numerics_class == by_width(BEST)
     again = run(FakeMeasurer(lambda s: 10.0 if s == DEFAULT else step_us(s), class_of=by_width), promote=True)
@@ -119,33 +119,33 @@ def test_another_class_is_not_taken_without_a_time(run: Callable[..., Outcome], 
     """As where the decoder runs neither: the head's logits variant."""
     monkeypatch.setattr(FakeProbe, "time_step", lambda *_: {})
     outcome = run(FakeMeasurer(step_us, class_of=by_width))
-    assert outcome.said.accepted == {"down": schedule_id(DEFAULT)}
-    assert "down" in outcome.said.would_differ
+    assert outcome.gate.accepted == {"down": schedule_id(DEFAULT)}
+    assert "down" in outcome.gate.would_differ
 
 
 def test_a_founding_class_whose_modes_disagree_is_refused(run: Callable[..., Outcome]) -> None:
     outcome = run(FakeMeasurer(step_us, class_of=by_width), FakeProbe(step_us, modes_differ=True))
     assert not outcome.promoted.rows
-    assert "ssd, prompt 0: token 0 is 9" in outcome.said.rejected["down"]
+    assert "ssd, prompt 0: token 0 is 9" in outcome.gate.rejected["down"]
 
 
 @pytest.mark.parametrize(("probe", "said"), [
     (FakeProbe(step_us, lambda s: [1, 2] if s["down"] == BEST else [1, 3]), "token 1 is 2, AR emits 3"),
-    (FakeProbe(lambda s: 500.0 if s == BEST else 20.0), "doesn't exclude a slowdown"),
+    (FakeProbe(lambda s: 500.0 if s == BEST else 20.0), "proves a slowdown"),
 ])
 def test_what_the_full_model_refuses_is_not_promoted_but_its_incumbent_is(run: Callable[..., Outcome], probe: FakeProbe,
                                                                           said: str) -> None:
     """Tuning 23: the winner in isolation may lose in the full model."""
     outcome = run(probe=probe, promote=True)
     assert winner(outcome) == BEST
-    assert said in outcome.said.rejected["down"]
+    assert said in outcome.gate.rejected["down"]
     [row] = outcome.promoted.rows
     assert (row.schedule, row.timing.previous) == (DEFAULT, None)
     assert row.evidence.checks["agreement"].passed == row.evidence.checks["agreement"].run > 0
     assert not row.evidence.full_model, "nothing changed, so nothing was timed against anything"
-    assert on_gpu.complete(outcome)
+    assert outcome.complete
     again = run(probe=probe, promote=True)
-    assert said in again.said.rejected["down"]
+    assert said in again.gate.rejected["down"]
     assert not again.promoted.rows, "what is promoted already stays as it is"
 
 
@@ -220,14 +220,14 @@ def test_a_run_that_is_stopped_keeps_what_it_measured(run: Callable[..., Outcome
     assert kept.batches and not kept.finished
     second = FakeMeasurer(time_us)
     assert winner(run(second)) == BEST
-    assert [phase for phase, _, _ in second.timed] == ["confirm"]
+    assert [phase for phase, _, _ in second.timed] == ["confirm", "confirm"], "one in each process"
     assert second.checks == 0
 
 
 def test_a_recording_of_other_conditions_is_refused(run: Callable[..., Outcome]) -> None:
     run()
-    with pytest.raises(RecordingError, match=r"recorded with driver 580\.0"):
-        run(machine=replace(H200, driver="590.0"))
+    with pytest.raises(RecordingError, match=r"recorded with weights random:0"):
+        run(weights="random:1")
 
 
 def test_a_replay_ranks_the_same_without_measuring(run: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_damaged_recording_is_named(tmp_path: Path, text: str) -> None:
 def test_throttled_rounds_are_dropped(run: Callable[..., Outcome]) -> None:
     outcome = run(FakeMeasurer(time_us, throttled=lambda i: i % 5 == 0))
     report = make_report(outcome)
-    assert report["kernels"][0]["dropped_rounds"] > 0
+    assert report.kernels[0].dropped_rounds > 0
     times = outcome.rankings["down"].places[0].times
     assert times and times.quantiles_us[-1] < 25, "a throttled sample took ten times as long"
 
@@ -274,7 +274,7 @@ def test_kernels_without_an_incumbent_in_the_bundle_are_skipped_by_name(tmp_path
     request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out")
     outcome = on_gpu.tune(request, H200, FakeMeasurer(time_us), lambda _: FakeProbe(time_us), lambda line: None)
     assert "recipe default" in outcome.skipped["qkv"]
-    assert not on_gpu.complete(outcome)
+    assert not outcome.complete
 
 
 @pytest.mark.parametrize(("changes", "said"), [
@@ -331,10 +331,10 @@ def test_a_drafter_leaves_the_rows_of_a_model_alone(run: Callable[..., Outcome],
     request = Request(model="qwen2.5-7b-eagle3", bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out-drafter")
     measurer = FakeMeasurer(lambda s: 10.0 if s == DEFAULT else 20.0)
     outcome = on_gpu.tune(request, H200, measurer, None, lambda line: None)
-    assert (winner(outcome), outcome.said.accepted["down"]) == (DEFAULT, schedule_id(BEST))
-    assert "tune it with that model" in outcome.said.rejected["down"]
+    assert (winner(outcome), outcome.gate.accepted["down"]) == (DEFAULT, schedule_id(BEST))
+    assert "tune it with that model" in outcome.gate.rejected["down"]
     assert [row.kernel for row in outcome.promoted.rows] == ["fc"]
-    assert on_gpu.complete(outcome)
+    assert outcome.complete
 
 
 def test_what_a_contest_leaves_of_its_time_goes_to_those_that_had_too_little(run: Callable[..., Outcome], tmp_path: Path,
@@ -351,11 +351,11 @@ def test_a_rehearsal_for_b300(tmp_path: Path) -> None:
     """The whole way for a SKU that is not at hand, up to the launch: its own defaults, its own folder."""
     default = registry.default_schedule(RECIPE, "down", "sm_103")
     made = write_bundle(tmp_path / "bundle", {"down": candidates("down", "nvidia-b300")}, "nvidia-b300")
-    request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out", promote=True)
+    request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out")
     measurer = FakeMeasurer(lambda s: 10.0 if s == default else 11.0)
     outcome = on_gpu.tune(request, B300, measurer, lambda _: FakeProbe(lambda s: 10.0), lambda line: None)
-    on_gpu.promote(outcome, request)
-    assert outcome.written and outcome.written.parent.name == "nvidia-b300"
+    written = on_gpu.promote(outcome, request.schedules)
+    assert written and written.parent.name == "nvidia-b300"
     key = registry.store_key("down", SHAPES["down"], load_sku("nvidia-h200"), RECIPE)
     with pytest.raises(NotPromoted, match="target nvidia-b300"):
         store.lookup(key, [tmp_path / "schedules"])
@@ -363,11 +363,11 @@ def test_a_rehearsal_for_b300(tmp_path: Path) -> None:
 
 def test_the_report_says_which_knobs_change_bits(run: Callable[..., Outcome]) -> None:
     report = make_report(run())
-    said: Mapping[str, str] = report["kernels"][0]["changes_bits"]
-    assert said["split_k"] == "yes"
-    assert (said["BLOCK_K"], said["num_stages"], said["row_tile"]) == ("no", "no", "not varied alone")
+    said = {effect.knob: effect.changes_bits for effect in report.kernels[0].knobs}
+    assert (said["split_k"], said["BLOCK_K"], said["num_stages"]) == ("yes", "no", "no")
+    assert "row_tile" not in said, "a knob that doesn't vary can't matter"
     page = render_gpu_report(report)
-    assert page.count("<svg") == sum(p["times"] is not None for p in report["kernels"][0]["places"])
+    assert page.count("<svg") == 4
     assert "<script" not in page
 
 
@@ -382,13 +382,13 @@ def test_a_recording_made_on_an_h200_ranks_as_it_did_there() -> None:
     stay. Nothing was compiled."""
     outcome = on_gpu.replay(H200_RUN)
     assert set(outcome.rankings) == {row.kernel for row in outcome.promoted.rows} == set(registry.TUNABLE) - {"fc"}
-    assert set(outcome.said.rejected) == {"o", "qkv"}
-    assert all("doesn't exclude a slowdown" in why for why in outcome.said.rejected.values())
-    for kernel in outcome.said.rejected:
-        assert outcome.said.accepted[kernel] == outcome.recording.contests[kernel].incumbent != outcome.rankings[kernel].winner
-    assert "token 2 would be 133980 instead of 33775" in outcome.said.would_differ["o"]
+    assert set(outcome.gate.rejected) == {"o", "qkv"}
+    assert all("proves a slowdown" in why for why in outcome.gate.rejected.values())
+    for kernel in outcome.gate.rejected:
+        assert outcome.gate.accepted[kernel] == outcome.recording.contests[kernel].incumbent != outcome.rankings[kernel].winner
+    assert "token 2 would be 133980 instead of 33775" in outcome.gate.would_differ["o"]
     assert all(row.evidence.random_weights and not row.problems() for row in outcome.promoted.rows)
-    assert (outcome.recording.calls["compiler"], outcome.recording.calls["ptxas"]) == (0, 0)
+    assert (outcome.recording.calls.compiler, outcome.recording.calls.ptxas) == (0, 0)
 
 
 @pytest.mark.parametrize("run", sorted(H200_RUN.parent.rglob("*.json")), ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -405,5 +405,5 @@ def test_what_an_h200_measured_is_within_the_recipes_limits(run: Path) -> None:
 
 def test_a_recorded_drafter_left_its_models_rows_alone() -> None:
     outcome = on_gpu.replay(H200_RUN.with_name("h200-qwen2.5-7b-eagle3.json"))
-    assert set(outcome.said.rejected) == {"o"}
+    assert set(outcome.gate.rejected) == {"o"}
     assert {row.kernel for row in outcome.promoted.rows} == {"qkv", "fc", "attention", "lm_head", "lm_head_logits"}

@@ -9,7 +9,7 @@ gain. The last in the race are confirmed with fresh samples, which alone decide:
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from .timing import Batch, paired, ratios
+from .timing import RACE, Batch, paired, ratios
 
 RUNGS = (8, 16, 32)  # rounds
 FINALISTS = 4  # of the home group
@@ -20,7 +20,7 @@ Timed = Callable[[str, Sequence[str], int], Batch | None]  # (phase, names, roun
 
 def race(groups: Mapping[str, str], home: str, base: str, timed: Timed, out_of_time: Callable[[], bool],
          done: Sequence[Batch] = ()) -> list[Batch]:
-    """Rungs until the finalists are left.
+    """Rungs until the finalists are left, or throttling spoils one.
 
     Args:
         groups: group by name of each candidate; home: the group that a winner must be of.
@@ -33,10 +33,12 @@ def race(groups: Mapping[str, str], home: str, base: str, timed: Timed, out_of_t
     for index, rounds in enumerate(RUNGS):
         if settled(alive, groups, home) or (index >= len(done) and out_of_time()):
             break
-        batch = done[index] if index < len(done) else timed("race", [base, *alive], rounds)
+        batch = done[index] if index < len(done) else timed(RACE, [base, *alive], rounds)
         if batch is None:
             break
         batches.append(batch)
+        if not batch.enough:
+            break
         alive = [name for group in dict.fromkeys(groups[n] for n in alive)
                  for name in survivors(batches, [n for n in alive if groups[n] == group and n in batch.samples_us], base,
                                        FINALISTS if group == home else 1)]

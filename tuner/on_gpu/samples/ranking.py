@@ -1,21 +1,46 @@
-"""From what was recorded to who wins: a pure function, the same on a live run and on a replay."""
+"""From samples to the fastest candidate: a pure function, the same on a live run and on a replay.
 
-from collections.abc import Sequence
+A candidate is claimed to be faster or slower where each of the worker processes that confirm it says so beyond noise, and the
+difference is larger than the resolution that the run's own confirmations show. Everything else is a tie.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ....schedules.promoted import Distribution, Paired
 from ....schedules.recipe import Recipe
 from ....schedules.schedule import Schedule
+from .calibration import resolution_of
 from .gate import other_recipe
-from .recording import Contest
-from .timing import Batch, distribution, paired, ratios, verdict
+from .recording import Contest, Recording
+from .timing import CONFIRM, Batch, distribution, paired, ratios, verdict
 
-STATUSES = ("winner", "incumbent", "faster", "tie", "slower", "another class", "another recipe", "failed", "not timed")
+FASTEST = "fastest"  # a status; whether it is promoted is the full model's to say
+STATUSES = (FASTEST, "incumbent", "faster", "tie", "slower", "another class", "another recipe", "failed", "not timed")
+SAME_BITS_NEEDED = "its bits differ: promotable as a new recipe alone"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a claim takes. processes: that must agree; resolution: a smaller difference is a tie, as a share of the time; None:
+    the run resolves nothing."""
+
+    processes: int
+    resolution: float | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What may be said of a candidate against the incumbent. says: faster, slower, tie or not timed; why: of a tie or nothing."""
+
+    says: str
+    why: str = ""
+    versus: Paired | None = None
 
 
 @dataclass(frozen=True)
 class Place:
-    """One candidate's place. versus: its time over the incumbent's; confirmed: by fresh samples; why: why it isn't the winner."""
+    """One candidate's place. versus: its time over the incumbent's; confirmed: by fresh samples; why: it isn't the fastest."""
 
     name: str
     schedule: Schedule
@@ -25,13 +50,14 @@ class Place:
     versus: Paired | None = None
     numerics_class: str | None = None
     confirmed: bool = False
+    says: str = "not timed"
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """One kernel's candidates, the winner first, then by their ratio to the incumbent.
+    """One kernel's candidates, the fastest first, then by their ratio to the incumbent.
 
-    winner: a name, the incumbent's where nothing is faster beyond noise; None where no candidate is right. tied: faster ones that
+    winner: a name, the incumbent's where nothing is faster; None where no candidate is right or confirmed. tied: faster ones that
     can't be told from the winner."""
 
     kernel: str
@@ -39,39 +65,86 @@ class Ranking:
     winner: str | None
     base: str | None
     home_class: str | None
+    rule: Rule
     tied: tuple[str, ...] = ()
 
     def place(self, name: str) -> Place:
         return next(p for p in self.places if p.name == name)
 
 
-def rank(contest: Contest, recipe: Recipe) -> Ranking:
+def rank_all(recording: Recording, recipe: Recipe) -> dict[str, Ranking]:
+    """Every contest of a run, under the rule that the recording was made for."""
+    confirmed = [b for c in recording.contests.values() for listed in c.confirmations().values() for b in listed]
+    rule = Rule(recording.processes, resolution_of(confirmed) if recording.processes > 1 else 0.0)
+    return {kernel: rank(contest, recipe, rule) for kernel, contest in recording.contests.items()}
+
+
+def rank(contest: Contest, recipe: Recipe, rule: Rule) -> Ranking:
     """Fresh samples decide: only candidates that were confirmed can win, and those are compared by nothing else."""
     base, home = contest.base(), contest.home()
     if base is None:
-        return Ranking(contest.kernel, tuple(_out(contest, n) for n in contest.entrants), None, None, home)
-    confirmed = [b for b in contest.batches if b.phase == "confirm"]
+        return Ranking(contest.kernel, tuple(_out(contest, n) for n in contest.entrants), None, None, home, rule)
+    confirmed = contest.confirmations()
     allowed = [n for n, group in contest.groups(recipe).items() if group == home and n != base]
-    tried = [n for n in allowed if any(n in b.samples_us for b in confirmed)]
-    found = {n: p for n in tried if (p := paired(ratios(confirmed, n, base), len(tried)))}
-    faster = sorted((n for n in found if verdict(found[n]) == "faster"), key=lambda n: (found[n].ratio, n))
-    winner, tied = _choose(contest, confirmed, faster) if faster else (base, ())
-    places = [_place(contest, recipe, n, base, winner, home, confirmed, len(tried)) for n in contest.entrants]
-    order = sorted(places, key=lambda p: (p.name != winner, p.times is None, p.versus.ratio if p.versus else 1.0, p.name))
-    return Ranking(contest.kernel, tuple(order), winner, base, home, tied)
+    tried = [n for n in allowed if any(n in b.samples_us for listed in confirmed.values() for b in listed)]
+    claims = {n: claim(confirmed, n, base, rule, len(tried)) for n in tried}
+    faster = sorted((n for n in tried if claims[n].says == "faster"), key=lambda n: (_ratio(claims[n].versus), n))
+    winner: str | None = base if contest.finished else None
+    tied: tuple[str, ...] = ()
+    if faster:
+        winner, tied = _choose(contest, [b for listed in confirmed.values() for b in listed], faster, rule)
+    places = [_place(contest, recipe, n, base, winner, len(tried), rule) for n in contest.entrants]
+    order = sorted(places, key=lambda p: (p.name != winner, p.times is None, _ratio(p.versus), p.name))
+    return Ranking(contest.kernel, tuple(order), winner, base, home, rule, tied)
 
 
-def _choose(contest: Contest, confirmed: Sequence[Batch], faster: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: Rule, comparisons: int) -> Claim:
+    """What the confirmations of several processes allow to be said of a candidate.
+
+    comparisons: how many are made at once."""
+    each = [p for listed in confirmed.values() if (p := paired(ratios(listed, name, base), comparisons))]
+    versus = paired(ratios([b for listed in confirmed.values() for b in listed], name, base), comparisons)
+    if versus is None:
+        return Claim("not timed", "no confirmation has enough rounds left")
+    said = {verdict(p) for p in each}
+    if len(said) > 1 or said == {"tie"}:
+        disagree = {"faster", "slower"} <= said
+        return Claim("tie", "one process finds it faster and another slower" if disagree else
+                     "no difference beyond noise in each process", versus)
+    if rule.resolution is None or abs(versus.ratio - 1) <= rule.resolution:
+        resolved = "nothing" if rule.resolution is None else f"{100 * rule.resolution:.2f}%"
+        return Claim("tie", f"below the resolution of this run: {resolved}", versus)
+    if len(each) < rule.processes:
+        return Claim("tie", f"confirmed in {len(each)} of {rule.processes} processes", versus)
+    return Claim(said.pop(), "", versus)
+
+
+def timed_batches(contest: Contest, name: str) -> tuple[list[Batch], bool]:
+    """The batches that a candidate's time is taken from, and whether they confirm it."""
+    usable = [b for b in contest.batches if name in b.samples_us and b.enough]
+    fresh = [b for b in usable if b.phase == CONFIRM]
+    return fresh or usable, bool(fresh)
+
+
+def _choose(contest: Contest, confirmed: Sequence[Batch], faster: Sequence[str], rule: Rule) -> tuple[str, tuple[str, ...]]:
     """The fastest; of those that can't be told from it, the one that needs the least of the GPU, so that two runs agree."""
     first = faster[0]
-    near = [n for n in faster if n == first or verdict(paired(ratios(confirmed, n, first))) == "tie"]
+
+    def as_fast(name: str) -> bool:
+        found = paired(ratios(confirmed, name, first))
+        return found is None or verdict(found) == "tie" or abs(found.ratio - 1) <= (rule.resolution or 0.0)
 
     def needs(name: str) -> tuple[int, int, str]:
-        facts = contest.entrants[name].facts
-        return facts.get("shared_bytes") or 0, facts.get("registers") or 0, name
+        artefact = contest.entrants[name].artefact
+        return artefact.shared_bytes, artefact.registers, name
 
+    near = [n for n in faster if n == first or as_fast(n)]
     winner = min(near, key=needs)
     return winner, tuple(n for n in near if n != winner)
+
+
+def _ratio(versus: Paired | None) -> float:
+    return versus.ratio if versus else 1.0
 
 
 def _out(contest: Contest, name: str) -> Place:
@@ -82,31 +155,38 @@ def _out(contest: Contest, name: str) -> Place:
                  numerics_class=checked.numerics_class if checked else None)
 
 
-def _place(contest: Contest, recipe: Recipe, name: str, base: str, winner: str, home: str | None, confirmed: Sequence[Batch],
-           comparisons: int) -> Place:
+def _place(contest: Contest, recipe: Recipe, name: str, base: str, winner: str | None, comparisons: int, rule: Rule) -> Place:
     checked = contest.checked.get(name)
     if checked is None or contest.failure(name):
         return _out(contest, name)
-    fresh = [b for b in confirmed if name in b.samples_us]
-    batches = fresh or [b for b in contest.batches if name in b.samples_us]
+    batches, fresh = timed_batches(contest, name)
     times = distribution(batches, name)
-    versus = paired(ratios(batches, name, base), max(1, comparisons) if fresh else 1) if name != base else None
-    said = verdict(versus)
-    other = other_recipe(recipe, contest.entrants[name].schedule)
-    if name == winner:
-        status, why = ("incumbent", "nothing was faster beyond noise") if name == base else ("winner", "")
-    elif name == base:
-        status, why = "incumbent", "the winner is faster beyond noise"
-    elif times is None:
-        status, why = "not timed", "out of time"
-    elif other:
-        status, why = "another recipe", other
-    elif checked.numerics_class != home:
-        status, why = "another class", "its bits differ: promotable as a new recipe alone"
-    elif said == "faster" and not fresh:
-        status, why = "faster", "not among the last in the race"
+    if fresh and name != base:
+        found = claim(contest.confirmations(), name, base, rule, max(1, comparisons))
     else:
-        status = said
-        why = {"faster": "the winner is faster, or as fast and needs less", "tie": "no faster than the incumbent beyond noise",
-               "slower": "slower than the incumbent"}[said]
-    return Place(name, contest.entrants[name].schedule, status, why, times, versus, checked.numerics_class, bool(fresh))
+        versus = paired(ratios(batches, name, base)) if name != base else None
+        found = Claim(verdict(versus), "", versus)
+    status, why = _status(contest, name, base, winner, found, fresh)
+    if name != base and times is None:
+        status, why = "not timed", "throttled" if contest.throttled else "out of time"
+    elif name not in (base, winner) and (other := other_recipe(recipe, contest.entrants[name].schedule)):
+        status, why = "another recipe", other
+    elif name not in (base, winner) and checked.numerics_class != contest.home():
+        status, why = "another class", SAME_BITS_NEEDED
+    return Place(name, contest.entrants[name].schedule, status, why, times, found.versus, checked.numerics_class, fresh,
+                 found.says)
+
+
+def _status(contest: Contest, name: str, base: str, winner: str | None, found: Claim, fresh: bool) -> tuple[str, str]:
+    """(status, why) of a candidate of the home class that was timed."""
+    if name == base:
+        if winner is None:
+            return "incumbent", "nothing is confirmed: " + ("throttled" if contest.throttled else "out of time")
+        return "incumbent", "nothing was faster beyond noise" if name == winner else "the fastest is faster beyond noise"
+    if name == winner:
+        return FASTEST, ""
+    if found.says == "faster" and not fresh:
+        return "faster", "not among the last in the race"
+    why = {"faster": "the fastest is faster, or as fast and needs less", "tie": "no faster than the incumbent beyond noise",
+           "slower": "slower than the incumbent", "not timed": "not timed"}[found.says]
+    return found.says, found.why or why

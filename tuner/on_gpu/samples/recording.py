@@ -1,50 +1,57 @@
-"""A recorded run: every sample, clock and throttle flag, every check, in one JSON value. It is kept as a run goes on, so that
-a run that is stopped goes on from it, and it can be ranked again without a GPU."""
+"""A recorded run: every sample, clock and throttle flag, every check, in one JSON value. It is written as a run goes on: a run
+that is stopped goes on from it, and it is ranked again without a GPU."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ....schedules.promoted import Toolchain, toolchain_from_dict
+from ....kernels import registry
+from ....schedules.promoted import PATH_WEIGHTS, RANDOM_WEIGHTS, AnySchedule, AnyShape, Artefact, Toolchain
 from ....schedules.recipe import Recipe
-from ....schedules.schedule import Schedule, schedule_of, schedule_to_dict
+from ....schedules.schedule import Schedule
 from ....shapes.errors import UserError
-from ....shapes.model import KernelShape, shape_from_dict, shape_to_dict
+from ....shapes.fields import Count, Digest, Fields, read_fields, require_name
+from ....shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape, shape_to_dict
+from ....shapes.target import load_sku
 from ...errors import GpuError, RecordingError
 from ...offline.record import write_json
-from ..worker.gpu_state import Machine
-from .gate import Checked, Failure, checked_from_dict, checked_to_dict, other_recipe
-from .timing import Batch, batch_from_dict, batch_to_dict
+from .gate import Checked, Failure, GateResult, StoredChecked, checked_of, gate_of, other_recipe, stored_checked
+from .machine import Machine, sku_of
+from .timing import CONFIRM, Batch, StoredBatch, batch_of, stored_batch
+from .usage import NO_CALLS, Calls
 
-SCHEMA = "tune-kernels/recording/1"
+SCHEMA = "tune-kernels/recording/2"
+FIRST_SCHEMA = "tune-kernels/recording/1"  # a confirmation was of one process, and no resolution was asked for
+PROCESSES = 2  # that confirm: the same artefact differs by up to 5% from one process to another (seen on an H200)
 NO_CLASS = "no class"
 ALL_DIED = 4  # deaths of the first candidates of a kernel, without one that lives: it is not the candidates
+Origin = Literal["promoted", "recipe default"]  # of the schedule in place
+WEIGHTS = (RANDOM_WEIGHTS, PATH_WEIGHTS)
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A candidate. name: its id in the offline report; facts: what the inspection read in its artefact."""
+    """A candidate. name: its id in the offline report; artefact: as the inspection read it."""
 
     name: str
     schedule: Schedule
-    facts: Mapping[str, Any]
+    artefact: Artefact
 
 
 @dataclass
 class Contest:
-    """What is known of one kernel's candidates. incumbent: the name of what is in place; origin: promoted, or the recipe's
-    default; founded: the class that rows of this recipe already have on this SKU, None before the first promotion; shared: what
-    is in place was promoted with a decoder's evidence."""
+    """What is known of one kernel's candidates. incumbent: the candidate that is in place; founded: the
+    class that rows of this recipe already have on this SKU, None before the first promotion; shared: what is in place was
+    promoted with a decoder's evidence; finished: nothing is left to measure."""
 
     kernel: str
     shape: KernelShape
     kernel_digest: str
     entrants: dict[str, Entrant]
     incumbent: str
-    origin: str
+    origin: Origin
     founded: str | None = None
     shared: bool = False
     checked: dict[str, Checked] = field(default_factory=dict)
@@ -75,6 +82,20 @@ class Contest:
         return {n: (self.checked[n].numerics_class or NO_CLASS) +
                 ("*" if other_recipe(recipe, self.entrants[n].schedule) else "") for n in self.fit()}
 
+    def confirmations(self) -> dict[str, list[Batch]]:
+        """Batches of fresh samples by process, those with enough rounds left."""
+        base = self.base()
+        found: dict[str, list[Batch]] = {}
+        for batch in self.batches:
+            if batch.phase == CONFIRM and batch.enough and base in batch.samples_us:
+                found.setdefault(batch.process, []).append(batch)
+        return found
+
+    @property
+    def throttled(self) -> bool:
+        """Whether throttling is why nothing is decided."""
+        return not self.finished and any(not batch.enough for batch in self.batches)
+
 
 def require_some_life(contest: Contest) -> None:
     """Candidates are to blame for their deaths, but not where all of the first ones die. Raises GpuError."""
@@ -87,8 +108,8 @@ def require_some_life(contest: Contest) -> None:
 
 @dataclass
 class Recording:
-    """One run. target: the SKU; weights: of the full model, with their fingerprint where they are in files; gate: what the full
-    model said (`full_model.Said`)."""
+    """One run. target: the SKU; weights: of the full model, with their fingerprint where they are in files; gate: None where the
+    full model wasn't asked; processes: in how many a winner must be confirmed."""
 
     model: str
     target: str
@@ -99,16 +120,17 @@ class Recording:
     weights: str
     weights_fingerprint: str | None = None
     contests: dict[str, Contest] = field(default_factory=dict)
-    gate: dict[str, Any] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
+    gate: GateResult | None = None
+    calls: Calls = NO_CALLS
     seconds_to_first_sample: float | None = None
     gpu_seconds: float = 0.0
+    processes: int = PROCESSES
 
-    def conditions(self) -> dict[str, Any]:
-        """What must be the same for a second run to go on from the first."""
+    def conditions(self) -> dict[str, str]:
+        """What must be the same for a second run to go on from the first, beside the machine."""
         return {"model": self.model, "target": self.target, "recipe": self.recipe, "Triton": self.toolchain.triton,
-                "ptxas": self.toolchain.ptxas, "flags": dict(self.toolchain.flags), "driver": self.machine.driver,
-                "weights": self.weights, "weights' fingerprint": self.weights_fingerprint}
+                "ptxas": self.toolchain.ptxas, "flags": str(dict(self.toolchain.flags)), "weights": self.weights,
+                "weights' fingerprint": str(self.weights_fingerprint)}
 
 
 def save(recording: Recording, path: Path) -> None:
@@ -119,48 +141,140 @@ def save(recording: Recording, path: Path) -> None:
 def load(path: Path) -> Recording:
     """A recording from its file, or the folder it lies in. Raises RecordingError."""
     path = path / "recording.json" if path.is_dir() else path
-    try:
-        return from_dict(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        raise RecordingError(f"no recording at {path}", expected="recording.json, as tune-kernels --on-gpu writes it") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as e:
-        said = e.found if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
-        raise RecordingError(f"{path}: {said}"[:400], expected=f"a whole recording of schema {SCHEMA}") from None
+    if not path.exists():
+        raise RecordingError(f"no recording at {path}", expected="recording.json, as tune-kernels --on-gpu writes it")
+    return recording_of(read_fields(path, RecordingError))
 
 
 def to_dict(recording: Recording) -> dict[str, Any]:
-    table = dataclasses.asdict(dataclasses.replace(recording, contests={}))
-    return {**table, "schema": SCHEMA, "contests": {k: _contest_to_dict(c) for k, c in recording.contests.items()}}
+    """As its file has it."""
+    plain = {n: getattr(recording, n) for n in ("model", "target", "recipe", "seed", "weights", "weights_fingerprint",
+                                                "seconds_to_first_sample", "gpu_seconds")}
+    return {**plain, "schema": SCHEMA if recording.processes > 1 else FIRST_SCHEMA,
+            "toolchain": dataclasses.asdict(recording.toolchain), "machine": dataclasses.asdict(recording.machine),
+            "calls": dataclasses.asdict(recording.calls), "gate": dataclasses.asdict(recording.gate) if recording.gate else None,
+            "contests": {k: dataclasses.asdict(_stored_contest(c)) for k, c in recording.contests.items()}}
 
 
-def from_dict(table: Any) -> Recording:
-    """Raises KeyError, TypeError, ValueError or UserError where the table isn't one."""
-    if table.get("schema") != SCHEMA:
-        raise RecordingError(f"schema {table.get('schema')!r}", expected=SCHEMA)
-    plain = {f.name: table[f.name] for f in dataclasses.fields(Recording)}
-    return Recording(**{**plain, "toolchain": toolchain_from_dict(table["toolchain"], "toolchain"),
-                        "machine": Machine(**table["machine"]),
-                        "contests": {k: _contest_from_dict(c) for k, c in table["contests"].items()}})
+def recording_of(fields: Fields) -> Recording:
+    """Raises RecordingError where the fields aren't a whole recording, or contradict each other."""
+    schema = fields.get("schema", str)
+    if schema not in (SCHEMA, FIRST_SCHEMA):
+        raise fields.fail("schema", f"is {schema!r}"[:120], expected=SCHEMA)
+    gate = fields.get("gate", dict, None)  # an empty object, at first, where the full model wasn't asked
+    try:
+        found = Recording(
+            require_name(fields.get("model", str), f"{fields.where}: model", RecordingError),
+            load_sku(fields.get("target", str)[:100]).name,
+            require_name(fields.get("recipe", str), f"{fields.where}: recipe", RecordingError),
+            fields.inner("toolchain").read(Toolchain),
+            fields.inner("machine").read(Machine), fields.get("seed", int), fields.get("weights", str),
+            fields.get("weights_fingerprint", str, None),
+            {k: _contest_of(c.read(StoredContest), c) for k, c in fields.each("contests").items()},
+            gate_of(fields.inner("gate")) if gate else None, fields.inner("calls").read(Calls),
+            fields.get("seconds_to_first_sample", float, None), fields.get("gpu_seconds", float),
+            PROCESSES if schema == SCHEMA else 1)
+        fields.done()
+        _require_consistent(found, fields.where)
+    except UserError as e:
+        raise RecordingError(e.found if e.found.startswith(fields.where) else f"{fields.where}: {e.found}",
+                             expected=e.expected) from None
+    return found
 
 
-def _contest_to_dict(contest: Contest) -> dict[str, Any]:
-    return {
-        "kernel": contest.kernel, "shape": shape_to_dict(contest.shape), "kernel_digest": contest.kernel_digest,
-        "entrants": {n: {"schedule": schedule_to_dict(e.schedule), "facts": dict(e.facts)} for n, e in contest.entrants.items()},
-        "order": list(contest.entrants), "incumbent": contest.incumbent, "origin": contest.origin, "founded": contest.founded,
-        "shared": contest.shared,
-        "checked": {n: checked_to_dict(c) for n, c in contest.checked.items()},
-        "dead": {n: [f.stage, f.detail] for n, f in contest.dead.items()},
-        "batches": [batch_to_dict(b) for b in contest.batches], "finished": contest.finished,
-    }
+def _require_consistent(recording: Recording, where: str) -> None:
+    """Names that stand for something else must be there. Raises RecordingError."""
+    if not recording.weights.startswith(WEIGHTS):
+        raise RecordingError(f"{where}: weights: is {recording.weights!r}"[:200], expected="random:SEED or path:NAME")
+    if (sku := sku_of(recording.machine).name) != recording.target:
+        raise RecordingError(f"{where}: target: is {recording.target}, but {recording.machine.gpu!r} is {sku}",
+                             expected="samples of the GPU that they are promoted for")
+    for kernel, contest in recording.contests.items():
+        used = {contest.incumbent, *contest.checked, *contest.dead, *(n for b in contest.batches for n in b.samples_us)}
+        classless = [n for n, c in contest.checked.items() if c.failure is None and c.numerics_class is None]
+        if kernel != contest.kernel or classless or not used <= contest.entrants.keys():
+            raise RecordingError(f"{where}: {kernel[:40]}: names another kernel, an unknown candidate, or one without a class",
+                                 expected="a whole recording")
+    for kernel, chosen in recording.gate.accepted.items() if recording.gate else ():
+        if kernel not in recording.contests or chosen not in recording.contests[kernel].entrants:
+            raise RecordingError(f"{where}: gate: accepted: {kernel}: {chosen}"[:200], expected="a candidate of this recording")
 
 
-def _contest_from_dict(table: Mapping[str, Any]) -> Contest:
-    where = table["kernel"]
-    entrants = {n: Entrant(n, schedule_of(table["entrants"][n]["schedule"], where), table["entrants"][n]["facts"])
-                for n in table["order"]}
-    return Contest(where, shape_from_dict(table["shape"], where), table["kernel_digest"], entrants, table["incumbent"],
-                   table["origin"], table["founded"], table.get("shared", False),
-                   {n: checked_from_dict(c) for n, c in table["checked"].items()},
-                   {n: Failure(*f) for n, f in table["dead"].items()}, [batch_from_dict(b) for b in table["batches"]],
-                   table["finished"])
+@dataclass(frozen=True)
+class Facts:
+    """An artefact's facts, as the offline report has them: null where nothing was read."""
+
+    cubin_sha256: Digest
+    instructions: tuple[str, ...] | None = None
+    registers: Count | None = None
+    spill_store_bytes: Count | None = None
+    spill_load_bytes: Count | None = None
+    stack_bytes: Count | None = None
+    shared_bytes: Count | None = None
+    tmem_columns: Count | None = None
+    blocks_per_sm: Count | None = None
+
+    def artefact(self) -> Artefact:
+        """With 0 and nothing in the place of null."""
+        return Artefact(self.instructions or (), self.registers or 0, self.spill_store_bytes or 0, self.spill_load_bytes or 0,
+                        self.stack_bytes or 0, self.shared_bytes or 0, self.tmem_columns or 0, self.blocks_per_sm or 0,
+                        self.cubin_sha256)
+
+
+@dataclass(frozen=True)
+class StoredEntrant:
+    """A candidate as its file has it."""
+
+    schedule: AnySchedule
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class StoredContest:
+    """A contest as its file has it. order: the names of the entrants; dead: (stage, detail)."""
+
+    kernel: str
+    shape: AnyShape
+    kernel_digest: Digest
+    entrants: Mapping[str, StoredEntrant]
+    order: tuple[str, ...]
+    incumbent: str
+    origin: Origin
+    founded: Digest | None
+    checked: Mapping[str, StoredChecked]
+    dead: Mapping[str, tuple[str, str]]
+    batches: tuple[StoredBatch, ...]
+    finished: bool
+    shared: bool = False
+
+
+def _stored_contest(contest: Contest) -> StoredContest:
+    entrants = {n: StoredEntrant(e.schedule, Facts(**dataclasses.asdict(e.artefact)))
+                for n, e in contest.entrants.items()}
+    return StoredContest(
+        contest.kernel, contest.shape, contest.kernel_digest, entrants, tuple(contest.entrants), contest.incumbent,
+        contest.origin, contest.founded, {n: stored_checked(c) for n, c in contest.checked.items()},
+        {n: (f.stage, f.detail) for n, f in contest.dead.items()}, tuple(map(stored_batch, contest.batches)), contest.finished,
+        contest.shared)
+
+
+def _contest_of(stored: StoredContest, fields: Fields) -> Contest:
+    """Raises UserError. fields: for errors."""
+    where, kernel, shape = fields.where, stored.kernel, stored.shape
+    if kernel not in registry.TUNABLE:
+        raise fields.fail("kernel", f"is {kernel!r}"[:120], expected=f"one of {', '.join(registry.TUNABLE)}")
+    if not isinstance(shape, LinearShape | HeadShape | AttentionShape | MergeShape) or not all(
+            not isinstance(n, int) or 0 <= n < 2**31 for n in shape_to_dict(shape).values()):
+        raise fields.fail("shape", "is none of a kernel that is tuned", expected="that of a linear, head, attention or merge")
+    if len(stored.order) != len(stored.entrants) or set(stored.order) != set(stored.entrants):
+        raise fields.fail("order", "doesn't name each entrant", expected="the names of the entrants")
+    entrants = {}
+    for name in stored.order:
+        schedule = stored.entrants[name].schedule
+        if type(schedule) is not registry.operation(kernel).schedule_type:
+            raise fields.fail("schedule", f"is no schedule of {kernel}", expected="this kernel's knobs")
+        entrants[name] = Entrant(name, schedule, stored.entrants[name].facts.artefact())
+    return Contest(
+        kernel, shape, stored.kernel_digest, entrants, stored.incumbent, stored.origin, stored.founded, stored.shared,
+        {n: checked_of(c, where) for n, c in stored.checked.items()}, {n: Failure(*f) for n, f in stored.dead.items()},
+        [batch_of(b, f"{where}: batch {i}") for i, b in enumerate(stored.batches)], stored.finished)

@@ -1,4 +1,4 @@
-"""Large spaces: Optuna's TPE proposes, its storage holds what is known, and many machines share one study.
+"""Large spaces: Optuna's TPE proposes, its storage holds the results, and many machines share one study.
 
 A variant is claimed by a trial that is born with the variant's knobs. Trials of a study are numbered one by one, so of two
 that claim the same variant the one with the lower number owns it, on whatever machine: no variant is measured twice. The
@@ -11,12 +11,17 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ....schedules.schedule import Schedule, schedule_to_dict
 from ...errors import StorageError
 from .race import Timed
-from .timing import Batch, paired, ratios
+from .timing import RACE, Batch, paired, ratios
+
+if TYPE_CHECKING:
+    from optuna import Study as OptunaStudy
+    from optuna import Trial
+    from optuna.storages import JournalStorage
 
 AT_ONCE = 8  # candidates claimed and timed in turns
 FIRST_ROUNDS, MORE_ROUNDS = 6, 18  # of every candidate; of those that aren't pruned
@@ -43,7 +48,7 @@ class Study:
         self.optuna = optuna
         self.study = self._opened(storage, f"{name}/{digest}")
 
-    def _opened(self, storage: str, name: str) -> Any:
+    def _opened(self, storage: str, name: str) -> "OptunaStudy":
         """The study, made where it isn't there. Tables of a new database may be made by several at once: try again."""
         for attempt in range(ATTEMPTS):
             try:
@@ -57,7 +62,7 @@ class Study:
                 time.sleep(0.5 + self.random.random())
         raise AssertionError("unreachable")
 
-    def claim(self) -> tuple[Any, str] | None:
+    def claim(self) -> "tuple[Trial, str] | None":
         """(trial, variant) that nobody else measures; None where all are claimed."""
         while left := [name for name in self.candidates if name not in self._owners()]:
             name, token = self._proposed(left), uuid.uuid4().hex
@@ -85,18 +90,23 @@ class Study:
             return self.random.choice(left)
         return max(left, key=lambda n: (sum(self.candidates[n][k] == v for k, v in wanted.items()), n))
 
-    def report(self, trial: Any, value: float, step: int) -> bool:
+    def report(self, trial: "Trial", value: float, step: int) -> bool:
         """Note a first value; whether the trial is worth more samples."""
         trial.report(value, step)
         return not trial.should_prune()
 
-    def finish(self, trial: Any, value: float | None, pruned: bool = False) -> None:
+    def finish(self, trial: "Trial", value: float | None, pruned: bool = False) -> None:
         """value None: the candidate died."""
         states = self.optuna.trial.TrialState
         if value is None or pruned:
             self.study.tell(trial, state=states.PRUNED if pruned else states.FAIL)
         else:
             self.study.tell(trial, value)
+
+    def release(self, trial: "Trial") -> None:
+        """Give a variant back that could not be timed for no fault of its own."""
+        trial.set_user_attr(VARIANT, None)
+        self.finish(trial, None)
 
     def best(self, count: int, wanted: Callable[[str], bool]) -> list[str]:
         """The fastest variants that anyone measured to the end."""
@@ -106,7 +116,7 @@ class Study:
 
 
 def search(study: Study, base: str, admit: Callable[[str], bool], timed: Timed, out_of_time: Callable[[], bool]) -> list[Batch]:
-    """Claim, check, time, tell, until all is measured or time is up.
+    """Claim, check, time, report, until all is measured, time is up, or throttling spoils a batch.
 
     Args:
         admit: the checks of one candidate, which it has to pass before it is timed.
@@ -123,15 +133,19 @@ def search(study: Study, base: str, admit: Callable[[str], bool], timed: Timed, 
             else:
                 study.finish(trial, 1.0 if name == base else None)
         for rounds in (FIRST_ROUNDS, MORE_ROUNDS):
-            batch = timed("race", [base, *(name for _, name in fit)], rounds) if fit else None
+            batch = timed(RACE, [base, *(name for _, name in fit)], rounds) if fit else None
             batches += [batch] if batch else []
+            if batch and not batch.enough:
+                for trial, _ in fit:
+                    study.release(trial)
+                return batches
             fit = [(trial, name) for trial, name in fit
-                   if _told(study, trial, name, base, batch, last=rounds == MORE_ROUNDS)]
+                   if _times_again(study, trial, name, base, batch, last=rounds == MORE_ROUNDS)]
     return batches
 
 
-def _told(study: Study, trial: Any, name: str, base: str, batch: Batch | None, last: bool) -> bool:
-    """Tell the study what a batch says of a candidate; whether it is to be timed again."""
+def _times_again(study: Study, trial: "Trial", name: str, base: str, batch: Batch | None, last: bool) -> bool:
+    """Report a batch's result for a candidate to the study; whether it is to be timed again."""
     found = paired(ratios([batch], name, base)) if batch else None
     if found is None:
         study.finish(trial, None)
@@ -145,7 +159,7 @@ def _told(study: Study, trial: Any, name: str, base: str, batch: Batch | None, l
     return False
 
 
-def _storage(storage: str) -> Any:
+def _storage(storage: str) -> "str | JournalStorage":
     """A database URL as it is; anything else is a file."""
     if "://" in storage:
         return storage

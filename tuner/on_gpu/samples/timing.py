@@ -1,18 +1,21 @@
-"""A timing is a distribution: batches of samples, what is dropped of them, and what may be said of a difference.
+"""A timing is a distribution: batches of samples, which of them are dropped, and what may be claimed of a difference.
 
-A batch times several candidates in turns: each round takes one sample of each, in an order shuffled by the batch's seed. So
-whatever drifts, drifts for all, and two candidates are compared by the ratio of their times in the same round. Rounds in
-which the GPU says that it was slowed by heat or by its power supply are dropped. Intervals are of the median, by bootstrap.
+A batch times several candidates in turns: each round takes one sample of each, in an order shuffled by the batch's seed. Drift
+is the same for all of a round, so two candidates are compared by the ratio of their times in the same round. Rounds in which
+the GPU reports that heat or its power supply slowed it are dropped. Intervals are of the median, by bootstrap.
 """
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from typing import Annotated
 
 import numpy as np
 
 from ....schedules.promoted import Distribution, Paired
+from ....shapes.fields import Count, Rule
+from ...errors import RecordingError
+from .machine import NOT_RECORDED
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
@@ -20,7 +23,9 @@ QUANTILES = 21  # kept of a distribution, to draw it
 # Reasons of NVML that drop a round: hardware slowdown (0x8), heat by software (0x20) and hardware (0x40), power brake (0x80).
 # The software's power cap (0x4) is recorded only: it is how a GPU works under load, and both of a pair share it.
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-STATE_FIELDS = ("sm_mhz", "memory_mhz", "temperature_c", "power_w", "throttle_reasons")
+KEPT_SHARE = 0.5  # of a batch's rounds at least: calibration measures what half a confirmation resolves, and nothing shorter
+RACE, CONFIRM = "race", "confirm"  # phases of a batch
+Time = Annotated[float, Rule("a time in us, from 1e-3 to 1e9", lambda us: 1e-3 <= us <= 1e9)]
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,14 @@ class State:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rounds of samples. samples_us: by candidate, one a round; states: one a round; phase: race, confirm, calibrate."""
+    """Rounds of samples. phase: RACE, CONFIRM or calibrate; samples_us: by candidate, one a round; states: one a round;
+    process: which worker process took them, empty where that was not recorded."""
 
     phase: str
     seed: int
-    samples_us: Mapping[str, Sequence[float]]
-    states: Sequence[State]
+    samples_us: dict[str, list[float]]
+    states: list[State]
+    process: str = ""
 
     def kept(self, name: str) -> np.ndarray:
         """[rounds kept] samples in us."""
@@ -53,11 +60,17 @@ class Batch:
 
     @property
     def dropped(self) -> int:
+        """Rounds that throttling spoilt."""
         return sum(state.throttled for state in self.states)
+
+    @property
+    def enough(self) -> bool:
+        """Whether KEPT_SHARE of the rounds are left: fewer decide nothing."""
+        return len(self.states) - self.dropped >= KEPT_SHARE * len(self.states)
 
 
 def round_order(names: Sequence[str], seed: int, index: int) -> list[str]:
-    """The order of one round: the same for the same seed."""
+    """The order of one round, which the seed decides."""
     order = list(names)
     random.Random(f"{seed}/{index}").shuffle(order)
     return order
@@ -104,14 +117,26 @@ def verdict(difference: Paired | None) -> str:
 
 
 def clocks(batches: Iterable[Batch]) -> dict[str, float]:
-    """Medians of what was recorded of the GPU, and how many rounds were dropped."""
+    """Medians of the GPU's states, and how many rounds were dropped. Without NVML nothing is recorded, and nothing is in it."""
     states = [s for b in batches for s in b.states]
-    found = {name: [getattr(s, name) for s in states if getattr(s, name) is not None] for name in STATE_FIELDS[:-1]}
-    return {**{name: float(np.median(seen)) for name, seen in found.items() if seen},
-            "throttled_rounds": float(sum(s.throttled for s in states))}
+    seen: dict[str, list[float | None]] = {
+        "sm_mhz": [s.sm_mhz for s in states], "memory_mhz": [s.memory_mhz for s in states],
+        "temperature_c": [s.temperature_c for s in states], "power_w": [s.power_w for s in states]}
+    found = {name: [v for v in values if v is not None] for name, values in seen.items()}
+    medians = {name: float(np.median(values)) for name, values in found.items() if values}
+    flagged = [s for s in states if s.throttle_reasons is not None]
+    return medians | ({"throttled_rounds": float(sum(s.throttled for s in flagged))} if flagged else {})
 
 
-def _short(value: Any) -> float:
+def describe_dropped(batches: Sequence[Batch]) -> str:
+    """`3 of 96 rounds dropped for throttling`, or that throttling was not recorded."""
+    states = [s for b in batches for s in b.states]
+    if all(s.throttle_reasons is None for s in states):
+        return f"{len(states)} rounds, throttling {NOT_RECORDED}"
+    return f"{sum(s.throttled for s in states)} of {len(states)} rounds dropped for throttling"
+
+
+def _short(value: float) -> float:
     """Five digits: more is noise, and makes files long."""
     return float(f"{float(value):.5g}")
 
@@ -120,17 +145,27 @@ def _pair(found: tuple[float, float]) -> tuple[float, float]:
     return _short(found[0]), _short(found[1])
 
 
-def batch_to_dict(batch: Batch) -> dict[str, Any]:
-    return {"phase": batch.phase, "seed": batch.seed,
-            "samples_us": {name: [round(t, 4) for t in times] for name, times in batch.samples_us.items()},
-            "states": [[getattr(s, f) for f in STATE_FIELDS] for s in batch.states]}
+@dataclass(frozen=True)
+class StoredBatch:
+    """A batch as its file has it. states: the values of a State, in its order."""
+
+    phase: str
+    seed: int
+    samples_us: Mapping[str, tuple[Time, ...]]
+    states: tuple[tuple[Count | None, Count | None, Count | None, float | None, Count | None], ...]
+    process: str = ""
 
 
-def batch_from_dict(table: Mapping[str, Any]) -> Batch:
-    """Raises KeyError, TypeError or ValueError where the table isn't a batch."""
-    states = [State(*values) for values in table["states"]]
-    samples = {str(name): [float(t) for t in times] for name, times in table["samples_us"].items()}
-    for name, times in samples.items():
-        if len(times) != len(states) or not all(0 < t < float("inf") for t in times):
-            raise ValueError(f"{name}: {len(times)} samples in {len(states)} rounds, each a positive time")
-    return Batch(str(table["phase"]), int(table["seed"]), samples, states)
+def stored_batch(batch: Batch) -> StoredBatch:
+    """As it is written: 0.1 ns are enough."""
+    samples = {name: tuple(round(t, 4) for t in times) for name, times in batch.samples_us.items()}
+    return StoredBatch(batch.phase, batch.seed, samples, tuple(astuple(s) for s in batch.states), batch.process)
+
+
+def batch_of(stored: StoredBatch, where: str) -> Batch:
+    """Raises RecordingError where a candidate hasn't one sample a round."""
+    for name, times in stored.samples_us.items():
+        if len(times) != len(stored.states):
+            raise RecordingError(f"{where}: {name}: {len(times)} samples in {len(stored.states)} rounds", expected="one a round")
+    return Batch(stored.phase, stored.seed, {name: list(times) for name, times in stored.samples_us.items()},
+                 [State(*values) for values in stored.states], stored.process)

@@ -1,47 +1,46 @@
 """Counting what an --on-gpu run should not do: compile, assemble, build launchers. From Python's audit of new processes and
-Triton's own listener, so that nothing that goes round our code is missed."""
+Triton's own listener, which see every call."""
 
 import os
 import sys
-from dataclasses import dataclass
+import time
 from functools import cache
-from typing import Any
+
+from ..samples.usage import Calls
 
 ASSEMBLERS = ("ptxas", "ptxas-blackwell")
 C_COMPILERS = ("gcc", "cc", "clang", "g++", "c++", "nvcc")
 
 
-@dataclass
-class Calls:
-    """Counts since this process began. c_compiler: Triton 3.6 builds a launcher with it for each new signature."""
+class Counter:
+    """Calls since this process began. process: a name that no other process has."""
 
-    compiler: int = 0
-    ptxas: int = 0
-    c_compiler: int = 0
+    def __init__(self) -> None:
+        self.calls = Calls()
+        self.process = f"{os.getpid()}-{time.time_ns()}"
 
-    def as_dict(self) -> dict[str, int]:
-        return {"compiler": self.compiler, "ptxas": self.ptxas, "c_compiler": self.c_compiler}
+    def audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        """A hook of sys.addaudithook. A version query is no call of the assembler."""
+        if event != "subprocess.Popen":
+            return
+        executable, command = arguments[:2]
+        program = os.path.basename(os.fsdecode(executable))  # type: ignore[arg-type]
+        if program in ASSEMBLERS and "--version" not in map(str, command):  # type: ignore[call-overload]
+            self.calls += Calls(ptxas=1)
+        elif program in C_COMPILERS or program.split("-")[-1] in C_COMPILERS:
+            self.calls += Calls(c_compiler=1)
+
+    def listener(self, *, cache_hit: bool, **_: object) -> None:
+        """A hook of Triton's compiler."""
+        self.calls += Calls(compiler=not cache_hit)
 
 
 @cache
-def count_calls() -> Calls:
-    """Begins to count, once in a process; a version query is no call of the assembler."""
+def count_calls() -> Counter:
+    """Begins to count, once in a process."""
     import triton
 
-    calls = Calls()
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "subprocess.Popen":
-            return
-        program, command = os.path.basename(os.fsdecode(arguments[0])), [str(a) for a in arguments[1]]
-        if program in ASSEMBLERS and "--version" not in command:
-            calls.ptxas += 1
-        elif program in C_COMPILERS or program.split("-")[-1] in C_COMPILERS:
-            calls.c_compiler += 1
-
-    def listener(*, cache_hit: bool, **_: Any) -> None:
-        calls.compiler += not cache_hit
-
-    sys.addaudithook(audit)
-    triton.knobs.compilation.listener = listener
-    return calls
+    counter = Counter()
+    sys.addaudithook(counter.audit)
+    triton.knobs.compilation.listener = counter.listener
+    return counter

@@ -1,86 +1,146 @@
-"""The GPU of this machine: which it is, and its clocks, temperature and throttling, through NVML. Imports no torch."""
+"""The GPU that CUDA will use: which it is, and its clocks, temperature and throttling, through NVML. Imports no torch.
 
+CUDA numbers the GPUs that CUDA_VISIBLE_DEVICES leaves, in an order of its own; NVML numbers all. So the device is found by the
+UUID that CUDA gives, or by its PCI bus id.
+"""
+
+import ctypes
 import shutil
 import subprocess
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ....shapes import target as shapes_target
-from ....shapes.target import Target
 from ...errors import GpuError
+from ..samples.machine import NOT_RECORDED, Machine
 from ..samples.timing import State
 
-NOT_RECORDED = "not recorded"
+if TYPE_CHECKING:
+    from types import ModuleType
+
+NO_GPU = ("no GPU on this machine", "an NVIDIA GPU with its driver",
+          "run where there is one, or rank a recorded run again: --replay RUN")
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A GPU as its driver names it."""
+class CudaDevice:
+    """CUDA's first device. uuid: `GPU-...`; bus: PCI bus id, such as `00000000:1B:00.0`."""
 
-    gpu: str
-    driver: str
-    cuda: str = NOT_RECORDED
-
-
-def this_machine() -> Machine:
-    """The first GPU. Raises GpuError where there is none."""
-    if (nvml := _nvml()) is not None:
-        version = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
-        return Machine(_text(nvml.nvmlDeviceGetName(_handle())), _text(nvml.nvmlSystemGetDriverVersion()),
-                       f"{version // 1000}.{version % 1000 // 10}")
-    tool = shutil.which("nvidia-smi")
-    said = ""
-    if tool:
-        done = subprocess.run([tool, "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True)
-        said = done.stdout.strip() if done.returncode == 0 else ""
-    if not said:
-        raise GpuError("no GPU on this machine", expected="an NVIDIA GPU with its driver",
-                       action="run where there is one, or rank a recorded run again: --replay RUN")
-    name, driver = (part.strip() for part in said.splitlines()[0].split(",")[:2])
-    return Machine(name, driver)
-
-
-def sku_of(machine: Machine) -> Target:
-    """The SKU of this machine's GPU. Raises ShapeError for an unlisted one: no GPU gets a silent default."""
-    return shapes_target.sku_of(machine.gpu)
-
-
-def read_state() -> State:
-    """Clocks and the like now; what can't be read is None."""
-    nvml = _nvml()
-    if nvml is None:
-        return State()
-    handle = _handle()
-
-    def asked(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(nvml, name)(handle, *arguments)
-        except (nvml.NVMLError, AttributeError):
-            return None
-
-    power = asked("nvmlDeviceGetPowerUsage")
-    return State(asked("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM), asked("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-                 asked("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU), None if power is None else power / 1000,
-                 asked("nvmlDeviceGetCurrentClocksThrottleReasons"))
+    uuid: str
+    bus: str
 
 
 @cache
-def _nvml() -> Any:
-    """The initialised module, or None: nvidia-ml-py is optional."""
+def cuda_device() -> CudaDevice | None:
+    """The device that CUDA numbers 0 here, from the driver's library; None where there is no driver or no device."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return read_device(driver)
+
+
+def read_device(driver: ctypes.CDLL) -> CudaDevice | None:
+    """As cuda_device, from a library with the driver's interface."""
+    device, raw, bus = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(32)
+    done = (driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0
+            and driver.cuDeviceGetUuid(raw, device) == 0 and driver.cuDeviceGetPCIBusId(bus, 32, device) == 0)
+    return CudaDevice(f"GPU-{uuid.UUID(bytes=bytes(raw))}", bus.value.decode()) if done else None
+
+
+@dataclass(frozen=True)
+class Nvml:
+    """NVML and its handle of one GPU."""
+
+    module: "ModuleType"
+    handle: object
+
+    def ask(self, name: str, *arguments: object) -> "int | None":
+        """The number that a query gives, or None where this GPU or driver doesn't answer it."""
+        try:
+            found: int = getattr(self.module, name)(self.handle, *arguments)
+        except (self.module.NVMLError, AttributeError):
+            return None
+        return found
+
+    def text(self, name: str) -> str:
+        """The text that a query gives."""
+        found = getattr(self.module, name)(self.handle)
+        return found.decode() if isinstance(found, bytes) else str(found)
+
+
+def this_machine() -> Machine:
+    """The GPU that CUDA will use. Raises GpuError where there is none."""
+    nvml = _nvml()
+    if nvml is None:
+        return _from_nvidia_smi()
+    version = int(nvml.module.nvmlSystemGetCudaDriverVersion_v2())
+    driver = nvml.module.nvmlSystemGetDriverVersion()
+    return Machine(nvml.text("nvmlDeviceGetName"), driver.decode() if isinstance(driver, bytes) else str(driver),
+                   f"{version // 1000}.{version % 1000 // 10}", clocks_policy(nvml), nvml.text("nvmlDeviceGetUUID"))
+
+
+def clocks_policy(nvml: Nvml) -> str:
+    """What clocks may do: the power limit, and the clocks that applications are given."""
+    module = nvml.module
+    limit = nvml.ask("nvmlDeviceGetEnforcedPowerLimit")
+    sm, memory = (nvml.ask("nvmlDeviceGetApplicationsClock", clock) for clock in (module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM))
+    parts = [f"at most {limit // 1000} W" if limit is not None else "",
+             f"applications at {sm} and {memory} MHz" if sm is not None and memory is not None else ""]
+    return ", ".join(part for part in parts if part) or NOT_RECORDED
+
+
+def _from_nvidia_smi() -> Machine:
+    """Without NVML's module. Raises GpuError."""
+    tool, device = shutil.which("nvidia-smi"), cuda_device()
+    if tool is None or device is None:
+        raise GpuError(NO_GPU[0], expected=NO_GPU[1], action=NO_GPU[2])
+    done = subprocess.run([tool, f"--id={device.uuid}", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                          capture_output=True, text=True)
+    listed = done.stdout.strip().splitlines()
+    if done.returncode or not listed:
+        raise GpuError(NO_GPU[0], expected=NO_GPU[1], action=NO_GPU[2])
+    name, driver = (part.strip() for part in listed[0].split(",")[:2])
+    return Machine(name, driver, uuid=device.uuid)
+
+
+def read_state() -> State:
+    """Clocks and the like now; None for each that can't be read."""
+    nvml = _nvml()
+    if nvml is None:
+        return State()
+    module = nvml.module
+    power = nvml.ask("nvmlDeviceGetPowerUsage")
+    sm, memory = (nvml.ask("nvmlDeviceGetClockInfo", clock) for clock in (module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM))
+    return State(sm, memory, nvml.ask("nvmlDeviceGetTemperature", module.NVML_TEMPERATURE_GPU),
+                 None if power is None else power / 1000,
+                 nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))
+
+
+@cache
+def _nvml() -> Nvml | None:
+    """NVML on CUDA's device, or None: nvidia-ml-py is optional."""
+    device = cuda_device()
+    if device is None:
+        return None
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # not installed, no driver, no GPU: all mean that there is nothing to ask
+    except Exception:  # not installed, or no driver that it knows: there is nothing to ask
         return None
-    return pynvml
+    return found_by(pynvml, device)
 
 
-@cache
-def _handle() -> Any:
-    return _nvml().nvmlDeviceGetHandleByIndex(0)
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def found_by(module: "ModuleType", device: CudaDevice) -> Nvml | None:
+    """NVML's handle of one of CUDA's devices; None where it has none, as of a part of a GPU."""
+    ways: tuple[tuple[Callable[[bytes], object], str], ...] = (
+        (module.nvmlDeviceGetHandleByUUID, device.uuid), (module.nvmlDeviceGetHandleByPciBusId, device.bus))
+    for handle_by, name in ways:
+        try:
+            return Nvml(module, handle_by(name.encode()))
+        except module.NVMLError:
+            continue
+    return None

@@ -1,60 +1,86 @@
-"""One worker process on the GPU. What it dies of is found out, costs one candidate, and a new worker goes on.
+"""One worker process on the GPU. The cause of its death is found, costs one candidate, and a new worker goes on.
 
-`Measurer` is what the rest of the tuner sees; a test puts another one in its place.
+`Measurer` is the interface to the rest of the tuner; a test puts another one in its place.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from ....schedules.schedule import Schedule
 from ... import pool
 from ..samples.gate import Checked, Failure
 from ..samples.timing import Batch
-from . import measure
-from .measure import Answer, CheckTask, Problem, TimeTask
+from ..samples.usage import Calls, Usage
+from . import checks, timing
+from .tasks import Answer, CheckTask, Problem, TimeTask
 
+T = TypeVar("T")
+Task = TypeVar("Task")
 WALL_SECONDS = 45  # of one task; importing torch and making operands take some of it, a hang takes all
 CPU_SECONDS = 300
 
 
 class Measurer(Protocol):
-    """Checks and times candidates of one problem. Dead candidates are told, never raised."""
+    """Checks and times candidates of one problem. Dead candidates are values, never raised."""
 
     def check(self, problem: Problem, name: str, schedule: Schedule) -> Checked:
         """The checks that need no decoder."""
 
-    def time(self, problem: Problem, candidates: dict[str, Schedule], phase: str, rounds: int,
+    def time(self, problem: Problem, candidates: Mapping[str, Schedule], phase: str, rounds: int,
              seed: int) -> tuple[Batch | None, dict[str, Failure]]:
         """A batch of those that lived (None where none did), and those that died."""
 
+    def fresh_process(self) -> None:
+        """What follows is measured in another process than what came before."""
+
+    def usage(self) -> Usage:
+        """Seconds and calls so far."""
+
+
+class WorkerExecutor(Protocol):
+    """An executor of one worker. within: the same worker, with another limit of a task's wall time."""
+
+    def within(self, wall_seconds: float) -> Executor: ...
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
+
 
 class GpuMeasurer:
-    """Measures in the one worker of an executor. words: the file in which the worker says what it is at; calls: of compiler
-    and assemblers, over all workers."""
+    """Measures in the one worker of an executor. make_executor: a new executor, with a new worker; words: the file in which the
+    worker writes which candidate it is at; wall_seconds: of one task."""
 
-    def __init__(self, executor: Executor, words: Path, check: Callable[[CheckTask], Answer] = measure.check,
-                 timed: Callable[[TimeTask], Answer] = measure.measure) -> None:
-        self.executor, self.words, self._check, self._time = executor, words, check, timed
-        self.by_process: dict[int, dict[str, int]] = {}
+    def __init__(self, make_executor: Callable[[], WorkerExecutor], words: Path,
+                 check: Callable[[CheckTask], Answer[Checked]] = checks.check,
+                 timed: Callable[[TimeTask], Answer[Batch]] = timing.measure, wall_seconds: float = WALL_SECONDS) -> None:
+        self.make_executor, self.words, self._check, self._time = make_executor, words, check, timed
+        self.wall_seconds = wall_seconds
+        self.executor = make_executor()
+        self.calls_of: dict[str, Calls] = {}
         self.first_sample: float | None = None
         self.busy_seconds = 0.0
 
-    @property
-    def calls(self) -> dict[str, int]:
-        total = {"compiler": 0, "ptxas": 0, "c_compiler": 0}
-        for counts in self.by_process.values():
-            total = {name: total[name] + counts[name] for name in total}
-        return total
+    def usage(self) -> Usage:
+        """As Measurer."""
+        return Usage(sum(self.calls_of.values(), Calls()), self.busy_seconds, self.first_sample)
+
+    def fresh_process(self) -> None:
+        """As Measurer."""
+        self.close()
+        self.executor = self.make_executor()
+
+    def close(self) -> None:
+        """End the worker."""
+        self.executor.shutdown(cancel_futures=True)
 
     def check(self, problem: Problem, name: str, schedule: Schedule) -> Checked:
         """As Measurer."""
         result = self.ask(self._check, CheckTask(problem, name, schedule, str(self.words)))
         return Checked(failure=self._failure(result)) if isinstance(result, pool.Died) else result
 
-    def time(self, problem: Problem, candidates: dict[str, Schedule], phase: str, rounds: int,
+    def time(self, problem: Problem, candidates: Mapping[str, Schedule], phase: str, rounds: int,
              seed: int) -> tuple[Batch | None, dict[str, Failure]]:
         """As Measurer: after a death all are timed again, one at a time, so that the next death has a name."""
         alive, serial = dict(candidates), False
@@ -73,34 +99,28 @@ class GpuMeasurer:
             serial = True
         return None, dead
 
-    def ask(self, function: Callable[[Any], Answer], task: Any, wall_seconds: float | None = None) -> Any:
-        """The value of one task, or Died. wall_seconds: more than the executor's own."""
+    def ask(self, function: Callable[[Task], Answer[T]], task: Task, wall_seconds: float | None = None) -> "T | pool.Died":
+        """The value of one task, or Died. wall_seconds: more than usual."""
         self.words.unlink(missing_ok=True)
-        if isinstance(self.executor, pool.LocalExecutor) and wall_seconds:
-            usual, self.executor.wall_seconds = self.executor.wall_seconds, wall_seconds
-            try:
-                return self.ask(function, task)
-            finally:
-                self.executor.wall_seconds = usual
         started = time.monotonic()
-        [(_, answer)] = pool.run(self.executor, function, [task], in_flight=1)
+        [(_, answer)] = pool.run(self.executor.within(wall_seconds or self.wall_seconds), function, [task], in_flight=1)
         self.busy_seconds += time.monotonic() - started
         if isinstance(answer, pool.Died):
             return answer
-        self.by_process[answer.process] = answer.calls
+        self.calls_of[answer.process] = answer.calls
         self.first_sample = self.first_sample or answer.first_sample
         return answer.value
 
     def _words(self) -> tuple[str, str]:
-        """(candidate, what it died of), as the worker wrote them."""
+        """(candidate, error), as the worker wrote them before it died."""
         try:
-            name, _, said = self.words.read_text().partition("\n")
+            name, _, error = self.words.read_text().partition("\n")
         except OSError:
             return "", ""
-        return name, said
+        return name, error
 
     def words_of(self, died: pool.Died) -> str:
-        """What the last worker said that it died of, or what was seen of its death."""
+        """The error that the last worker wrote, or how its death looked from outside."""
         return self._words()[1] or died.detail
 
     def _failure(self, died: pool.Died) -> Failure:
@@ -109,5 +129,5 @@ class GpuMeasurer:
 
 def gpu_executor(scratch: Path) -> pool.LocalExecutor:
     """One worker, forked from a server that has imported torch. CUDA maps far more memory than it uses: no limit on that."""
-    return pool.LocalExecutor(1, scratch, cpu_seconds=CPU_SECONDS, wall_seconds=WALL_SECONDS, memory_bytes=None,
+    return pool.LocalExecutor(1, scratch, cpu_seconds=CPU_SECONDS, memory_bytes=None,
                               preload="tune_kernels.tuner.on_gpu.worker.warm")

@@ -1,24 +1,32 @@
 """The full model for the gate: the decoder's GPU backend with candidates in place, in the worker that may die.
 
 The only file of the tuner that knows the decoder. Prompts are token ids from an integer hash, of lengths that pass chunk
-edges: they need no tokenizer, and random weights take anything. SD and SSD run with a scripted drafter, which proposes what AR
-emitted up to a scripted point and then a wrong token, so that every number of accepted tokens occurs.
+edges: they need no tokenizer, and random weights take anything. SD and SSD run with a scripted drafter, which proposes AR's
+tokens up to a scripted point and then a wrong one, so that every number of accepted tokens occurs.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ....schedules.schedule import Schedule
 from ... import pool
 from ...errors import GpuError
-from .measure import Answer, at_work, install
-from .measurer import GpuMeasurer
+from .process import at_work, install
+from .tasks import Answer
 from .values import hashed
 
+if TYPE_CHECKING:
+    from ....decoder import Decoder
+    from ....decoder.engine import Result
+
+T = TypeVar("T")
 Chosen = tuple[tuple[str, Schedule], ...]  # schedules by kernel, in the decoder's order
+Tokens = dict[str, list[list[int]]]  # by mode, of each prompt
+Times = dict[str, list[tuple[float, float]]]  # by mode, (old, new) us a token
 PROMPT_LENGTHS = (17, 100, 250, 510, 1000, 2040)
 NEW_TOKENS = 48  # of each prompt in the token check
 TIMED_PROMPT, TIMED_TOKENS = 128, 96  # of one timed request
@@ -40,7 +48,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """words: as in measure.CheckTask. new is empty where tokens are asked for."""
+    """words: as in tasks.CheckTask. new is empty where tokens are asked for."""
 
     bundle: str
     words: str
@@ -50,36 +58,43 @@ class ProbeTask:
     repeats: int = 0
 
 
+class Worker(Protocol):
+    """The part of GpuMeasurer that a probe uses."""
+
+    words: Path
+
+    def ask(self, function: Callable[[ProbeTask], Answer[T]], task: ProbeTask, wall_seconds: float) -> "T | pool.Died": ...
+
+    def words_of(self, died: pool.Died) -> str: ...
+
+
 class GpuProbe:
-    """See gate.DecoderProbe."""
+    """See full_model.DecoderProbe."""
 
-    def __init__(self, measurer: GpuMeasurer, bundle: str, loaded: Loaded) -> None:
-        self.measurer, self.bundle, self.loaded = measurer, bundle, loaded
-        self.known: dict[Chosen, dict[str, list[list[int]]]] = {}
+    def __init__(self, worker: Worker, bundle: str, loaded: Loaded) -> None:
+        self.worker, self.bundle, self.loaded = worker, bundle, loaded
+        self.known: dict[Chosen, Tokens] = {}
 
-    def tokens(self, schedules: Mapping[str, Schedule]) -> Mapping[str, Sequence[Sequence[int]]]:
+    def tokens(self, schedules: Mapping[str, Schedule]) -> Tokens:
         """As DecoderProbe; the same schedules are asked once."""
         chosen = _ordered(schedules)
         if chosen not in self.known:
             self.known[chosen] = self._ask(tokens_task, self._task(chosen))
         return self.known[chosen]
 
-    def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule],
-                  repeats: int) -> Mapping[str, Sequence[tuple[float, float]]]:
+    def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule], repeats: int) -> Times:
         """As DecoderProbe; nothing where the decoder's own kernels have the same schedules."""
         if _ordered(old) == _ordered(new):
             return {}
-        found: Mapping[str, Sequence[tuple[float, float]]] = self._ask(
-            time_task, self._task(_ordered(old), _ordered(new), repeats))
-        return found
+        return self._ask(time_task, self._task(_ordered(old), _ordered(new), repeats))
 
     def _task(self, old: Chosen, new: Chosen = (), repeats: int = 0) -> ProbeTask:
-        return ProbeTask(self.bundle, str(self.measurer.words), self.loaded, old, new, repeats)
+        return ProbeTask(self.bundle, str(self.worker.words), self.loaded, old, new, repeats)
 
-    def _ask(self, function: Callable[[ProbeTask], Answer], task: ProbeTask) -> Any:
-        result = self.measurer.ask(function, task, WALL_SECONDS)
+    def _ask(self, function: Callable[[ProbeTask], Answer[T]], task: ProbeTask) -> T:
+        result = self.worker.ask(function, task, WALL_SECONDS)
         if isinstance(result, pool.Died):
-            raise GpuError(f"the decoder died with these schedules in place: {self.measurer.words_of(result)}",
+            raise GpuError(f"the decoder died with these schedules in place: {self.worker.words_of(result)}",
                            expected="a decoder that runs", action="try its kernels alone: tune-kernels --on-gpu --kernel NAME")
         return result
 
@@ -91,14 +106,14 @@ def _ordered(schedules: Mapping[str, Schedule]) -> Chosen:
     return tuple((k, schedules[k]) for k in KERNELS if k in schedules)
 
 
-def tokens_task(task: ProbeTask) -> Answer:
+def tokens_task(task: ProbeTask) -> Answer[Tokens]:
     """{mode: tokens of each prompt}."""
     return at_work(task.words, lambda: tokens_of(decoder_of(task.bundle, task.loaded, task.old)))
 
 
-def time_task(task: ProbeTask) -> Answer:
+def time_task(task: ProbeTask) -> Answer[Times]:
     """{mode: [(old, new) us a token]}, old and new in turns and in alternating order."""
-    def work() -> dict[str, list[tuple[float, float]]]:
+    def work() -> Times:
         old, new = (decoder_of(task.bundle, task.loaded, schedules) for schedules in (task.old, task.new))
         return times_of(old, new, task.repeats)
 
@@ -106,7 +121,7 @@ def time_task(task: ProbeTask) -> Answer:
 
 
 @lru_cache(maxsize=2)
-def decoder_of(bundle: str, loaded: Loaded, schedules: Chosen) -> Any:
+def decoder_of(bundle: str, loaded: Loaded, schedules: Chosen) -> "Decoder":
     """A decoder with these schedules in place, its kernels from the bundle. Raises LoadError."""
     from ....decoder import Decoder
 
@@ -121,16 +136,17 @@ def prompt_of(length: int, vocabulary: int) -> list[int]:
     return [FIRST_ID + int(v) % (vocabulary - FIRST_ID) for v in hashed(length, length)]
 
 
-def _request(decoder: Any, mode: str, prompt: list[int], new_tokens: int, reference: Sequence[int] = ()) -> Any:
-    """One request. reference: what AR emitted, for the scripted drafter."""
+def _request(decoder: "Decoder", mode: str, prompt: list[int], new_tokens: int, reference: Sequence[int] = ()) -> "Result":
+    """One request. reference: AR's tokens, for the scripted drafter."""
     from ....decoder.drafters.scripted import ScriptedDrafter
 
     decoder.drafter = ScriptedDrafter([*prompt, *reference], ACCEPTED, decoder.model.vocab_limit) if mode != "ar" else None
     return decoder.generate(prompt, mode, max_new_tokens=new_tokens, draft_length=DRAFT_LENGTH, ignore_eos=True)
 
 
-def tokens_of(decoder: Any) -> dict[str, list[list[int]]]:
-    found: dict[str, list[list[int]]] = {"ar": [], "sd": [], "ssd": []}
+def tokens_of(decoder: "Decoder") -> Tokens:
+    """Tokens of every prompt in every mode, in at most NEW_TOKENS each."""
+    found: Tokens = {"ar": [], "sd": [], "ssd": []}
     for length in PROMPT_LENGTHS:
         prompt = prompt_of(length, decoder.model.vocab_limit)
         found["ar"].append(list(_request(decoder, "ar", prompt, NEW_TOKENS).token_ids))
@@ -139,10 +155,11 @@ def tokens_of(decoder: Any) -> dict[str, list[list[int]]]:
     return found
 
 
-def times_of(old: Any, new: Any, repeats: int) -> dict[str, list[tuple[float, float]]]:
+def times_of(old: "Decoder", new: "Decoder", repeats: int) -> Times:
+    """Times of old and new in turns."""
     prompt = prompt_of(TIMED_PROMPT, old.model.vocab_limit)
     reference = {id(d): list(_request(d, "ar", prompt, TIMED_TOKENS).token_ids) for d in (old, new)}
-    found: dict[str, list[tuple[float, float]]] = {"ar": [], "sd": []}
+    found: Times = {"ar": [], "sd": []}
     for mode, pairs in found.items():
         for repeat in range(-1, repeats):  # the first warms up
             order = (old, new) if repeat % 2 else (new, old)
@@ -152,7 +169,7 @@ def times_of(old: Any, new: Any, repeats: int) -> dict[str, list[tuple[float, fl
     return found
 
 
-def _token_us(decoder: Any, mode: str, prompt: list[int], reference: Sequence[int]) -> float:
+def _token_us(decoder: "Decoder", mode: str, prompt: list[int], reference: Sequence[int]) -> float:
     """Decode time of a request, in us for each token that it emitted. A request returns when its tokens are here."""
     started = time.perf_counter()
     stats = _request(decoder, mode, prompt, TIMED_TOKENS, reference).stats

@@ -3,6 +3,6 @@
 import torch
 
 from ...offline import warm
-from . import measure
+from . import checks, timing
 
-__all__ = ["measure", "torch", "warm"]
+__all__ = ["checks", "timing", "torch", "warm"]

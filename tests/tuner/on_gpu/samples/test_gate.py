@@ -6,16 +6,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tune_kernels.schedules.promoted import Checks
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule, Schedule
+from tune_kernels.tuner.on_gpu.full_model import ask_decoder, first_difference
 from tune_kernels.tuner.on_gpu.samples.gate import (
     Checked,
     Failure,
-    ask_decoder,
-    checked_from_dict,
-    checked_to_dict,
-    first_difference,
+    checked_of,
+    describe_slowdown,
     other_recipe,
+    stored_checked,
 )
 
 RECIPE = load_recipe("fp8-v1")
@@ -87,9 +88,16 @@ def test_a_token_that_differs_is_named_and_nothing_is_timed(after: Mapping[str, 
 
 
 @pytest.mark.parametrize("ratio", [1.0001, 1.2])
-def test_a_slowdown_that_isnt_excluded_fails(ratio: float) -> None:
+def test_a_slowdown_that_is_proven_is_called_so(ratio: float) -> None:
+    """F30."""
     found = ask_decoder(Probe({4: GOOD, 6: GOOD}, ratio), OLD, NEW)
-    assert found.failure and "doesn't exclude a slowdown" in found.failure
+    assert found.failure and "proves a slowdown" in found.failure
+
+
+def test_a_slowdown_that_isnt_excluded_fails() -> None:
+    """F30: an interval around 1."""
+    assert "doesn't exclude a slowdown" in describe_slowdown("ar", (0.99, 1.01))
+    assert "proves a slowdown" in describe_slowdown("ar", (1.0001, 1.01))
 
 
 def test_founding_another_class_compares_the_modes_alone() -> None:
@@ -103,9 +111,9 @@ def test_nothing_new_is_not_timed() -> None:
     assert not probe.timed
 
 
-@given(st.dictionaries(st.text(max_size=4), st.tuples(st.integers(0, 9), st.integers(0, 9))), st.none() | st.floats(0, 9),
+@given(st.dictionaries(st.text(max_size=4), st.builds(Checks, st.integers(5, 9), st.integers(0, 5))), st.none() | st.floats(0, 9),
        st.none() | st.text(max_size=4), st.none() | st.builds(Failure, st.text(max_size=4), st.text(max_size=4)))
-def test_checks_survive_their_dict(checks: dict[str, tuple[int, int]], error: float | None, numerics: str | None,
+def test_checks_survive_their_dict(checks: dict[str, Checks], error: float | None, numerics: str | None,
                                    failure: Failure | None) -> None:
     checked = Checked(checks, error, numerics, failure)
-    assert checked_from_dict(checked_to_dict(checked)) == checked
+    assert checked_of(stored_checked(checked), "here") == checked

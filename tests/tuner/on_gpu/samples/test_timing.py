@@ -1,11 +1,14 @@
 """What may be said of samples: intervals, dropped rounds, pairs, and how often the method is wrong."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tune_kernels.shapes.fields import Fields
+from tune_kernels.tuner.errors import RecordingError
 from tune_kernels.tuner.on_gpu.samples import recording
 from tune_kernels.tuner.on_gpu.samples.calibration import calibrate, calibrate_on
 from tune_kernels.tuner.on_gpu.samples.race import CONFIRM_ROUNDS, FINALISTS, fastest_first, finalists, survivors
@@ -13,14 +16,15 @@ from tune_kernels.tuner.on_gpu.samples.timing import (
     THROTTLED,
     Batch,
     State,
-    batch_from_dict,
-    batch_to_dict,
+    StoredBatch,
+    batch_of,
     clocks,
     distribution,
     interval,
     paired,
     ratios,
     round_order,
+    stored_batch,
     verdict,
 )
 
@@ -49,15 +53,14 @@ def test_the_interval_holds_the_median_and_is_the_same_each_time(samples: list[f
 @given(SAMPLES, st.integers(0, 2**40))
 def test_a_batch_survives_its_dict(samples: list[float], seed: int) -> None:
     made = Batch("race", seed, {"a": [round(t, 4) for t in samples]}, [State(1980, 3201, 40, 500.5, 4)] * len(samples))
-    assert batch_from_dict(batch_to_dict(made)) == made
+    assert batch_of(stored_batch(made), "batch") == made
 
 
-@pytest.mark.parametrize("samples", [[1.0], [1.0, -1.0], [1.0, float("nan")]])
-def test_a_damaged_batch_is_refused(samples: list[float]) -> None:
-    table = batch_to_dict(batch({"a": [1.0, 2.0]}))
-    table["samples_us"]["a"] = samples
-    with pytest.raises(ValueError, match="a"):
-        batch_from_dict(table)
+@pytest.mark.parametrize("samples", [[1.0], [1.0, -1.0], [1.0, 1e300], [1.0, True], ["1", 1.0], 5])
+def test_a_damaged_batch_is_refused(samples: object) -> None:
+    table = {**asdict(stored_batch(batch({"a": [1.0, 2.0]}))), "samples_us": {"a": samples}}
+    with pytest.raises(RecordingError, match="a"):
+        batch_of(Fields(table, "here", RecordingError).read(StoredBatch), "here")
 
 
 def test_pairs_see_through_drift() -> None:

@@ -8,8 +8,9 @@ import triton
 from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.shapes.model import LinearShape
 from tune_kernels.tuner import pool
-from tune_kernels.tuner.on_gpu.worker.measure import Problem
+from tune_kernels.tuner.on_gpu.samples.usage import Calls
 from tune_kernels.tuner.on_gpu.worker.measurer import GpuMeasurer
+from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
 PROBLEM = Problem("down", LinearShape(64, 128), "nvidia-h200", "fp8-v1", "no-bundle")
@@ -24,9 +25,10 @@ def measurer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuMea
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "support"))
     import gpu_tasks  # type: ignore[import-not-found]
 
-    executor = pool.LocalExecutor(1, tmp_path, wall_seconds=4, memory_bytes=None)
-    yield GpuMeasurer(executor, tmp_path / "words", gpu_tasks.check, gpu_tasks.timed)
-    executor.shutdown(cancel_futures=True)
+    measurer = GpuMeasurer(lambda: pool.LocalExecutor(1, tmp_path, memory_bytes=None), tmp_path / "words", gpu_tasks.check,
+                           gpu_tasks.timed, wall_seconds=4)
+    yield measurer
+    measurer.close()
 
 
 @pytest.mark.parametrize(("num_stages", "stage", "said"), [
@@ -58,11 +60,21 @@ def test_a_check_that_kills_the_worker_costs_one_candidate(measurer: GpuMeasurer
 
 
 def test_calls_add_up_over_workers(measurer: GpuMeasurer) -> None:
-    measurer.by_process = {1: {"compiler": 1, "ptxas": 2, "c_compiler": 0}, 2: {"compiler": 1, "ptxas": 0, "c_compiler": 3}}
-    assert measurer.calls == {"compiler": 2, "ptxas": 2, "c_compiler": 3}
+    measurer.calls_of = {"1": Calls(1, 2, 0), "2": Calls(1, 0, 3)}
+    assert measurer.usage().calls == Calls(2, 2, 3)
     measurer.time(PROBLEM, {"good": candidate(1)}, "race", 1, 0)
-    assert measurer.first_sample == 1.0
-    assert measurer.busy_seconds > 0
+    assert measurer.usage().first_sample == 1.0
+    assert measurer.usage().busy_seconds > 0
+
+
+def test_a_fresh_process_is_another_one(measurer: GpuMeasurer) -> None:
+    """F11: a confirmation spans processes."""
+    first, _ = measurer.time(PROBLEM, {"good": candidate(1)}, "confirm", 1, 0)
+    again, _ = measurer.time(PROBLEM, {"good": candidate(1)}, "confirm", 1, 0)
+    measurer.fresh_process()
+    other, _ = measurer.time(PROBLEM, {"good": candidate(1)}, "confirm", 1, 0)
+    assert first and again and other
+    assert first.process == again.process != other.process
 
 
 def test_calls_of_compiler_and_assembler_are_counted() -> None:
@@ -76,13 +88,13 @@ from tune_kernels.kernels import bundle
 from tune_kernels.tuner.on_gpu.worker.calls import count_calls
 from tune_kernels.kernels.toolchain import ptxas_path
 from tune_kernels.shapes.target import load_sku
-calls = count_calls()
+counter = count_calls()
 ptxas = ptxas_path(90)
 subprocess.run([ptxas, "--version"], capture_output=True)
-before = calls.as_dict()
+before = counter.calls
 subprocess.run([ptxas, "nothing.ptx"], capture_output=True)
-print(before, calls.as_dict())
+print(before, counter.calls)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == ("{'compiler': 0, 'ptxas': 0, 'c_compiler': 0} {'compiler': 0, 'ptxas': 1, 'c_compiler': 0}"), \
+    assert done.stdout.strip() == "Calls(compiler=0, ptxas=0, c_compiler=0) Calls(compiler=0, ptxas=1, c_compiler=0)", \
         done.stderr

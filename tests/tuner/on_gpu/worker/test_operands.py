@@ -11,9 +11,12 @@ from tune_kernels.kernels import registry
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule
 from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, MergeShape
-from tune_kernels.tuner.on_gpu.worker import measure, operands
-from tune_kernels.tuner.on_gpu.worker.measure import CheckTask, Problem
-from tune_kernels.tuner.on_gpu.worker.operands import Operands, make_case
+from tune_kernels.tuner.on_gpu.samples.gate import Checked
+from tune_kernels.tuner.on_gpu.worker import checks
+from tune_kernels.tuner.on_gpu.worker.cases import make_case
+from tune_kernels.tuner.on_gpu.worker.checks import numerics_class as class_of
+from tune_kernels.tuner.on_gpu.worker.operands import Operands, Sizes
+from tune_kernels.tuner.on_gpu.worker.tasks import CheckTask, Problem
 
 pytestmark = pytest.mark.interpreter
 RECIPE = load_recipe("fp8-v1")
@@ -33,21 +36,21 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes a millisecond a block."""
-    monkeypatch.setattr(operands, "ROWS", 5)
-    monkeypatch.setattr(operands, "CAPACITY", 600)
-    monkeypatch.setattr(operands, "CHECKED_LENGTH", 510)
-    monkeypatch.setattr(operands, "OCCUPANCIES", (100, 300))
-    monkeypatch.setattr(measure, "REPEATS", 2)
-    for module in (operands, measure):
-        monkeypatch.setattr(module, "CLASS_OUTPUTS", 1000)
+# The interpreter takes a millisecond a block.
+SMALL = Sizes(rows=5, capacity=600, checked_length=510, occupancies=(100, 300), repeats=2, class_outputs=1000)
+
+
+def run_checks(case: Any, wide: Any, schedule: Any) -> Checked:
+    return checks.run_checks(case, wide, schedule, SMALL)
+
+
+def numerics_class(wide: Any, schedule: Any, sizes: Sizes = SMALL) -> str:
+    return class_of(wide, schedule, sizes)
 
 
 def cases(kernel: str, device: str) -> tuple[Any, Any, Any]:
     shape, schedule = CASES[kernel]
-    made = [make_case(kernel.split()[0], shape, RECIPE, Operands(device, wide), MERGE, (100, 300))
+    made = [make_case(kernel.split()[0], shape, RECIPE, Operands(device, wide, sizes=SMALL), MERGE)
             for wide in (False, True)]
     return made[0], made[1], schedule
 
@@ -55,17 +58,17 @@ def cases(kernel: str, device: str) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("kernel", CASES)
 def test_every_kernel_passes_its_checks(kernel: str, device: str) -> None:
     case, wide, schedule = cases(kernel, device)
-    checked = measure.run_checks(case, wide, schedule)
+    checked = run_checks(case, wide, schedule)
     assert checked.failure is None
     assert set(checked.checks) == {"reference", "rows", "determinism"}
-    assert checked.numerics_class == measure.numerics_class(wide, schedule), "the same inputs, the same class"
+    assert checked.numerics_class == numerics_class(wide, schedule), "the same inputs, the same class"
 
 
 def test_a_kernel_that_writes_nothing_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tuning 5."""
     case, wide, schedule = cases("qkv", device)
     monkeypatch.setattr("tune_kernels.kernels.operation.Launch.__call__", lambda *_, **__: None)
-    checked = measure.run_checks(case, wide, schedule)
+    checked = run_checks(case, wide, schedule)
     assert checked.failure and checked.failure.stage == "reference"
     assert "240 of 240 outputs were not written" in checked.failure.detail
 
@@ -74,7 +77,7 @@ def test_a_kernel_that_writes_nothing_is_named(device: str, monkeypatch: pytest.
 def test_outputs_of_integers_and_of_merges_are_poisoned_too(kernel: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, wide, schedule = cases(kernel, device)
     monkeypatch.setattr("tune_kernels.kernels.operation.Launch.__call__", lambda *_, **__: None)
-    checked = measure.run_checks(case, wide, schedule)
+    checked = run_checks(case, wide, schedule)
     assert checked.failure and "were not written" in checked.failure.detail
 
 
@@ -104,7 +107,7 @@ def test_each_kind_of_wrong_is_named(device: str, stage: str, spoil: Any, said: 
     case, wide, schedule = cases("qkv", device)
     if stage != "reference":
         case.limit = lambda schedule: 1e9
-    checked = measure.run_checks(Wrong(case, spoil), wide, schedule)
+    checked = run_checks(Wrong(case, spoil), wide, schedule)
     assert checked.failure
     assert (checked.failure.stage, said in checked.failure.detail) == (stage, True), checked.failure
 
@@ -117,28 +120,29 @@ def test_the_recipes_limits_judge(device: str) -> None:
     assert (case.limit(schedule), case.limit(whole)) == (limits.partials, limits.output)
     assert cases("gate_up", device)[0].limit(LINEAR) == limits.swiglu
     spoil = Wrong(case, lambda y, first, rows, count: y * (1 + 1.5 * limits.partials))
-    checked = measure.run_checks(spoil, wide, schedule)
+    checked = run_checks(spoil, wide, schedule)
     assert checked.failure and f"at most {limits.partials:.0e} in this recipe" in checked.failure.detail
-    assert measure.run_checks(spoil, wide, whole).failure is None
+    assert run_checks(spoil, wide, whole).failure is None
 
 
 def test_classes_differ_where_the_order_of_a_sum_does(device: str) -> None:
     shape = LinearShape(64, 512)
-    wide = make_case("down", shape, RECIPE, Operands(device, wide=True), MERGE)
-    by_split = {measure.numerics_class(wide, replace(LINEAR, split_k=n)) for n in (1, 2, 4)}
+    wide = make_case("down", shape, RECIPE, Operands(device, wide=True, sizes=SMALL), MERGE)
+    by_split = {numerics_class(wide, replace(LINEAR, split_k=n)) for n in (1, 2, 4)}
     assert len(by_split) == 3
 
 
 @pytest.fixture
 def from_bundle(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The worker's tasks find every artefact, and make their operands here."""
-    monkeypatch.setattr(measure, "require_artefact", lambda problem, schedule: None)
-    monkeypatch.setattr(measure, "install", lambda folder: None)
-    monkeypatch.setattr(measure, "_case", lambda problem, operands: make_case(
-        problem.kernel, problem.shape, RECIPE, replace(operands, device=device), MERGE, problem.occupancies))
-    measure.wide_case.cache_clear()
+    monkeypatch.setattr(checks, "require_artefact", lambda problem, schedule: None)
+    monkeypatch.setattr(checks, "install", lambda folder: None)
+    monkeypatch.setattr(checks, "case_of", lambda problem, operands: make_case(
+        problem.kernel, problem.shape, RECIPE, replace(operands, device=device, sizes=SMALL), MERGE))
+    monkeypatch.setattr(checks, "numerics_class", numerics_class)
+    checks.wide_case.cache_clear()
     yield
-    measure.wide_case.cache_clear()
+    checks.wide_case.cache_clear()
 
 
 @pytest.mark.parametrize("kernel", ["down", "merge"])
@@ -146,18 +150,18 @@ def test_a_class_is_the_same_without_the_checks(kernel: str, device: str, from_b
     """What `verify --classes` asks the worker, against what `--on-gpu` does; schedules that can't be launched are named."""
     case, wide, schedule = cases(kernel, device)
     problem = Problem(kernel, CASES[kernel][0], "nvidia-h200", "fp8-v1", "bundle", (100, 300))
-    found = measure.classify(CheckTask(problem, "one", schedule, str(tmp_path / "words"))).value
+    found = checks.classify(CheckTask(problem, "one", schedule, str(tmp_path / "words"))).value
     assert found.failure is None and not found.checks
-    assert found.numerics_class == measure.run_checks(case, wide, schedule).numerics_class
+    assert found.numerics_class == run_checks(case, wide, schedule).numerics_class
     illegal = replace(schedule, num_warps=3)
-    wrong = measure.classify(CheckTask(problem, "two", illegal, str(tmp_path / "words"))).value
+    wrong = checks.classify(CheckTask(problem, "two", illegal, str(tmp_path / "words"))).value
     assert wrong.failure and wrong.failure.stage == "launch" and "num_warps" in wrong.failure.detail
 
 
 @pytest.mark.parametrize("kernel", CASES)
 def test_a_timed_launch_takes_any_copy(kernel: str, device: str) -> None:
     shape, schedule = CASES[kernel]
-    case = make_case(kernel, shape, RECIPE, Operands(device, copies=2), MERGE, (100, 300))
+    case = make_case(kernel, shape, RECIPE, Operands(device, copies=2, sizes=SMALL), MERGE)
     for copy in (0, 1):
         case.timed(schedule, copy)
 

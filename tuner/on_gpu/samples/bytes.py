@@ -1,0 +1,17 @@
+"""Bytes that a launch reads, and the sizes with which launches are timed."""
+
+from ....shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape
+
+OCCUPANCIES = (128, 2048)  # tokens in the cache when attention and merge are timed, in turns
+TIMED_ROWS = 5  # of a timed launch: a verification of 4 drafted tokens
+
+
+def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OCCUPANCIES) -> float:
+    """Bytes that one launch must read, as it is timed: weights, cache, partials. chunk: keys of one partial, for merges."""
+    if isinstance(shape, LinearShape | HeadShape):
+        return float(shape.N * shape.K * (1 if shape.dtype == "e4m3" else 2))
+    if isinstance(shape, AttentionShape):
+        return sum(occupancies) / len(occupancies) * shape.num_kv_heads * shape.head_dim * 4.0
+    assert isinstance(shape, MergeShape)
+    used = sum(n // chunk + 1 for n in occupancies if n >= chunk) / len(occupancies)
+    return max(used, 1.0) * TIMED_ROWS * shape.num_heads * (shape.head_dim + 2) * 4.0

@@ -1,0 +1,35 @@
+"""The GPU that samples are taken on: what has to be the same for two samples to be compared."""
+
+import hashlib
+from dataclasses import dataclass
+
+from ....shapes import target as shapes_target
+from ....shapes.target import Target
+
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU as its driver names it. clocks: the policy that its clocks follow; uuid: which GPU of this name."""
+
+    gpu: str
+    driver: str
+    cuda: str = NOT_RECORDED
+    clocks: str = NOT_RECORDED
+    uuid: str = NOT_RECORDED
+
+    @property
+    def digest(self) -> str:
+        """8 hexadecimal digits: samples of two machines are told apart by it."""
+        return hashlib.sha256(repr((self.gpu, self.driver, self.clocks, self.uuid)).encode()).hexdigest()[:8]
+
+    @property
+    def kind(self) -> str:
+        """8 hexadecimal digits, the same for two GPUs of one name, driver and clocks policy."""
+        return hashlib.sha256(repr((self.gpu, self.driver, self.clocks)).encode()).hexdigest()[:8]
+
+
+def sku_of(machine: Machine) -> Target:
+    """The SKU of a machine's GPU. Raises ShapeError for an unlisted one: no GPU gets a silent default."""
+    return shapes_target.sku_of(machine.gpu)
