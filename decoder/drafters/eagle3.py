@@ -18,13 +18,17 @@ FEED = 128  # rows of one pass over a prompt
 
 
 class Eagle3Drafter:
-    """See drafter.Drafter. `tip` is the step of the entry before the next token, known once the cache is caught up."""
+    """See drafter.Drafter. `tip` is the step of the entry before the next token, known once the cache is caught up.
+
+    A head may have fewer positions than its target: it drafts up to `max_position` tokens and then no more of this request."""
 
     name = "eagle3"
 
     def __init__(self, model: DraftNetwork, layers: tuple[int, ...], capacity: int) -> None:
         self.model, self.feature_layers, self.max_rows = model, layers, model.max_rows
-        self.cache = model.new_cache(capacity)
+        self.max_position = min(capacity, model.shape.max_position)
+        self.cache = model.new_cache(self.max_position)
+        self.beyond = False  # the request has outgrown max_position
         self.chooser = Chooser()
         self.pending = model.embedding.new_empty(0, model.shape.hidden_size)  # target features of entries not written yet
         self.tip = Step(self.pending, self.pending)
@@ -34,8 +38,16 @@ class Eagle3Drafter:
         assert features is not None
         self.chooser = chooser
         self.cache.clear()
+        self.beyond = False
+        if self._outgrown(len(tokens)):
+            return
         self.pending = self.model.reduce(features)
         self._catch_up(tokens)
+
+    def _outgrown(self, tokens: int) -> bool:
+        """Whether the request is past its last draft: so many tokens, now or before, are more than max_position."""
+        self.beyond = self.beyond or tokens > self.max_position
+        return self.beyond
 
     def _catch_up(self, tokens: list[int]) -> None:
         """Writes the entries whose target features have arrived: the last ones before the end of `tokens`."""
@@ -51,6 +63,8 @@ class Eagle3Drafter:
 
     def draft(self, tokens: list[int], length: int) -> list[int]:
         """Entries from the target's features first, then the drafter's own."""
+        if self._outgrown(len(tokens) + length):
+            return []
         self._catch_up(tokens)
         step, drafted = self.tip, list[int]()
         while len(drafted) < length:
@@ -68,14 +82,18 @@ class Eagle3Drafter:
         """Forgets the entries that stand on the drafter's own features; the accepted ones come back from the
         target's."""
         assert outcome.features is not None
+        if self.beyond:
+            return
         self.cache.rollback(min(self.cache.cursor, outcome.base - 1))
         self.pending = torch.cat([self.pending, self.model.reduce(outcome.features)])
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
         """Repairs first: the entries whose target features came with the last verdict. Then walks the draft, its
         last token included, on the drafter's own features, and drafts all likely branches in one batch."""
-        self._catch_up(tokens)
         base = len(tokens)
+        if self._outgrown(base + len(draft) + length):
+            return {}
+        self._catch_up(tokens)
         self.cache.rollback(base - 1)
         steps = [self.tip]
         for token in draft:

@@ -31,6 +31,8 @@ def resident_rounds(model: TritonModel, session: RequestState, cache: DeviceCach
     ends = sorted(plan.end_ids)
     if proposal is None or len(ends) > ENDS:
         return None
+    if proposal.cache is not None and len(session.tokens) + session.remaining > proposal.cache.capacity:
+        return None  # a drafter of fewer positions stops drafting on the way, which is driven from Python
     if cache.rounds is None:
         cache.rounds = Rounds(model, cache)
     rounds: Rounds = cache.rounds

@@ -7,7 +7,7 @@ import torch
 from ...checkpoint.hugging_face import hugging_face_from_tensors
 from ...checkpoint.loader import Checkpoint
 from ...request.tokenizer import Tokenizer
-from ..eagle3_checkpoint import feature_layers
+from ..eagle3_config import feature_layers
 
 
 @dataclass(frozen=True)

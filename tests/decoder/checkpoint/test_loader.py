@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,125 @@ def test_tensors_are_checked(tensors: dict[str, Any], message: str, tiny_folders
     ("llama", {"partial_rotary_factor": 0.5}, "partial rotary"),
     ("llama", {"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
     ("llama", {"layer_types": ["sliding_attention"] * 5}, "other than full attention"),
+    ("llama", {"rope_interleaved": True}, "rotation of neighbouring values"),
+    ("llama", {"residual_multiplier": 0.22}, "unknown key residual_multiplier = 0.22"),
+    ("qwen2", {"attn_logit_softcapping": 50.0}, "unknown key attn_logit_softcapping"),
 ])
 def test_unsupported_features_are_refused_by_name(kind: str, config: dict[str, Any], message: str, tmp_path: Path,
                                                   tiny_folders: dict[str, Path]) -> None:
-    """cases.md, Decoding 22: scaling that depends on the length of a prompt among them."""
+    """Decoding 22, F6: scaling that depends on the length of a prompt among them; a key that isn't known isn't ignored."""
     with pytest.raises(LoadError, match=message):
         Decoder.load(str(copy(tiny_folders[kind], tmp_path / "m", config)), recipe="fp32")
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_keys_that_transformers_writes_are_known(kind: str, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """Its whole default configuration, and keys of older releases and of published models."""
+    from transformers import AutoConfig
+
+    mine = set(json.loads((tiny_folders[kind] / "config.json").read_text()))
+    written = {k: v for k, v in AutoConfig.for_model(kind).to_dict().items() if k not in mine and k != "layer_types"}
+    published = {"_name_or_path": "x", "torch_dtype": "bfloat16", "is_llama_config": True, "rope_interleaved": False,
+                 "transformers.js_config": {}, "use_mrope": False, "max_window_layers": 28, "use_sliding_window": False}
+    load_checkpoint(str(copy(tiny_folders[kind], tmp_path / "m", written | published)), None, CPU)
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    ({"rope_theta": 500.0, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
+     r"rope_theta is 500 but rope_parameters\.rope_theta is 10000"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+     "contradicts rope_parameters"),
+    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "type": "llama3"}}, "'yarn', and type is 'llama3'"),
+    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial rotary"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention: a parameter of plain RoPE"),
+])
+def test_rope_settings_that_contradict_each_other_are_refused(config: dict[str, Any], message: str, tmp_path: Path,
+                                                              tiny_folders: dict[str, Path]) -> None:
+    """F7."""
+    with pytest.raises(LoadError, match=message):
+        load_checkpoint(str(copy(tiny_folders["llama"], tmp_path / "m", config)), None, CPU)
+
+
+def test_rope_settings_that_agree_load(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    """F7: one value in three places, and in the older spelling alone."""
+    yarn = {"factor": 2.0, "original_max_position_embeddings": 64}
+    agree = {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **yarn},
+             "rope_parameters": {"rope_theta": 500.0, "rope_type": "yarn", **yarn}}
+    for name, config in (("agree", agree), ("old", agree | {"rope_parameters": None})):
+        shape = load_checkpoint(str(copy(tiny_folders["llama"], tmp_path / name, config)), None, CPU).config.shape
+        assert shape.rope_theta == 500.0 and shape.rope_scaling == {"rope_type": "yarn", **yarn}
+
+
+def test_a_position_turns_by_the_same_bits_whatever_the_tables_size() -> None:
+    """F7: a table is as long as the cache that it serves."""
+    from tune_kernels.decoder.checkpoint.rope import rope_table
+
+    shape = load_model_shape("smollm2-135m")
+    small, large = rope_table(shape, 5, CPU), rope_table(shape, 1000, CPU)
+    assert len(small[0]) < 1000 <= len(large[0])
+    for few, many in zip(small, large):
+        assert torch.equal(few, many[:len(few)])
+
+
+def damaged(data: bytes, damage: str) -> bytes:
+    """A safetensors file, damaged in its header or its body."""
+    size = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8:8 + size]), data[8 + size:]
+    first = next(name for name in header if name != "__metadata__")
+    whole = {"empty": b"", "cut": data[:len(data) // 2], "no header": struct.pack("<Q", 2**60) + data[8:],
+             "no JSON": data[:8] + b"}" * size + body}
+    if damage in whole:
+        return whole[damage]
+    change: dict[str, Any] = {"another type": {"dtype": "Q7"}, "no type": {"dtype": 3}, "a negative size": {"shape": [-1, 64]},
+                              "another size": {"shape": [3]}, "places outside": {"data_offsets": [0, 2**40]},
+                              "places backwards": {"data_offsets": [64, 0]}}[damage]
+    text = json.dumps(header | {first: header[first] | change}).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "no header", "no JSON", "another type", "no type", "a negative size",
+                                    "another size", "places outside", "places backwards"])
+def test_a_malformed_safetensors_file_is_named(damage: str, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """F24."""
+    path = copy(tiny_folders["llama"], tmp_path / "m") / "model.safetensors"
+    path.write_bytes(damaged(path.read_bytes(), damage))
+    with pytest.raises(LoadError, match=r"model\.safetensors"):
+        load_checkpoint(str(path.parent), None, CPU)
+
+
+@pytest.mark.parametrize("index", [
+    {"weight_map": ["a", "b"]}, {"weight_map": {"model.norm.weight": 3}}, {}, [], {"weight_map": None},
+    {"weight_map": {"model.norm.weight": "../../elsewhere.safetensors"}}, {"weight_map": {"model.norm.weight": ""}}])
+def test_an_index_that_is_none_is_named(index: Any, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """F24, F18: nor does it lead out of the folder."""
+    folder = copy(tiny_folders["llama"], tmp_path / "m")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(LoadError, match=r"index\.json"):
+        load_checkpoint(str(folder), None, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.int32])
+def test_quantised_tensors_are_refused_without_a_word_in_the_configuration(dtype: torch.dtype, tmp_path: Path,
+                                                                           tiny_folders: dict[str, Path]) -> None:
+    """F24."""
+    from safetensors.torch import load_file
+
+    name = "model.layers.0.self_attn.q_proj.weight"
+    w = load_file(tiny_folders["llama"] / "model.safetensors")[name]
+    folder = copy(tiny_folders["llama"], tmp_path / "m", tensors={name: w.to(dtype)})
+    with pytest.raises(LoadError, match=f"q_proj.weight is {dtype}"):
+        load_checkpoint(str(folder), None, CPU)
+
+
+def test_weights_are_named_by_text_or_a_path(tiny_folders: dict[str, Path]) -> None:
+    """F24."""
+    assert load_checkpoint(tiny_folders["llama"], None, CPU).source == f"path:{tiny_folders['llama'].name}"
+    wrong: list[Any] = [3, None, b"folder", "", "a\0b", ["x"]]
+    for weights in wrong:
+        with pytest.raises(LoadError, match="weights"):
+            load_checkpoint(weights, None, CPU)
+    with pytest.raises(LoadError, match="no such file"):
+        load_checkpoint("x" * 5000, None, CPU)
 
 
 def test_shards_load_as_one_file_does(tiny_folders: dict[str, Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.drafters import eagle3_checkpoint as eagle3_loader
 from tune_kernels.decoder.drafters.eagle3 import Eagle3Drafter
-from tune_kernels.decoder.drafters.eagle3_checkpoint import feature_layers
+from tune_kernels.decoder.drafters.eagle3_config import feature_layers
 from tune_kernels.decoder.errors import LoadError
 from tune_kernels.decoder.rows import Appended
 from tune_kernels.schedules.recipe import Recipe
@@ -197,7 +197,7 @@ def guided(decoder: Decoder, tensors: dict[str, torch.Tensor], folder: Path, mod
 @pytest.mark.parametrize("right", range(5))
 def test_every_draft_stands_on_the_targets_features(mode: str, right: int, load: Callable[..., Decoder], tmp_path: Path,
                                                     target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 12, 13, 20: after any accepted count, and after served branches, each draft is the one that
+    """Decoding 12, 13, 20: after any accepted count, and after served branches, each draft is the one that
     the independent implementation computes afresh from the target's features."""
     tensors = tensors_of()
     decoder = load(write(tmp_path / "d", tensors))
@@ -238,7 +238,7 @@ def test_branches_start_from_the_drafters_own_features(load: Callable[..., Decod
 
 
 def test_an_embedding_and_a_rope_of_its_own(load: Callable[..., Decoder], tmp_path: Path, target_folder: Path) -> None:
-    """cases.md, Decoding 20: the drafter's own embedding and its own RoPE base win, also with another hidden size."""
+    """Decoding 20: the drafter's own embedding and its own RoPE base win, also with another hidden size."""
     tensors = tensors_of(own_hidden=48)
     tensors["embed_tokens.weight"] = torch.randn(VOCABULARY, 48, generator=torch.Generator().manual_seed(1))
     decoder = load(write(tmp_path / "d", tensors, rope_theta=500.0))
@@ -250,7 +250,7 @@ def test_an_embedding_and_a_rope_of_its_own(load: Callable[..., Decoder], tmp_pa
 
 
 def test_the_drafters_rope_scaling_is_honoured(load: Callable[..., Decoder], tmp_path: Path) -> None:
-    """cases.md, Decoding 20: scaled frequencies differ from plain ones; an unknown kind is refused."""
+    """Decoding 20: scaled frequencies differ from plain ones; an unknown kind is refused."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 64}
     plain = load(write(tmp_path / "plain", tensors_of())).drafter.model.rope
@@ -276,45 +276,92 @@ def as_ids(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     (change(d2t=None), {}, "no d2t"),
     (as_ids(tensors_of()), {}, "d2t|t2d"),
     (change(t2d=torch.ones(VOCABULARY, dtype=torch.bool)), {}, "t2d marks other ids"),
-    (tensors_of(), {"fc_norm": True}, "fc_norm is True: not supported"),
-    (tensors_of(), {"norm_sideways": True}, "unknown switch norm_sideways"),
-    (tensors_of(), {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 6]}}, r"is \[3, 4, 6\]"),
+    (tensors_of(), {"fc_norm": True}, "fc_norm is True: a norm of fc's inputs is not supported"),
+    (tensors_of(), {"norm_sideways": True}, "unknown key norm_sideways"),
+    (tensors_of(), {"anything": 0}, "unknown key anything"),
+    (tensors_of(), {"eagle_config": {"use_input_layernorm_in_first_layer": False}}, "in_first_layer is False"),
+    (tensors_of(), {"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm is False"),
+    (tensors_of(), {"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
+    (tensors_of(), {"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step is 4"),
+    (tensors_of(), {"eagle_config": {"sideways": False}}, "eagle_config: unknown key sideways"),
+    (tensors_of(), {"use_sliding_window": True}, "use_sliding_window is True"),
+    (tensors_of(), {"partial_rotary_factor": 0.5}, "partial rotary"),
+    (tensors_of(), {"quantization_config": {"bits": 4}}, "quantised already"),
+    (tensors_of(), {"num_hidden_layers": 2}, "more than one layer"),
+    (tensors_of(), {"rope_theta": 500.0, "rope_scaling": {"rope_theta": 1e4}}, "rope_theta is 500 but"),
+    (tensors_of(), {"head_dim": 8}, "4 heads of 8, and .*q_proj.weight has 64 rows"),
+    (tensors_of(), {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 8]}}, r"is \[3, 4, 8\]"),
+    (tensors_of(), {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, "4", 6]}}, "3 layer ids"),
     (tensors_of(), {"target_hidden_size": 128}, "hidden size of 128"),
-    (tensors_of(), {"vocab_size": 1000}, "target vocabulary of 1000"),
+    (tensors_of(), {"vocab_size": 100}, "target vocabulary of 100"),
+    (tensors_of(), {"vocab_size": 1000}, r"t2d is \[272\]"),
     (tensors_of(own_hidden=48), {}, "embedding of its own|no embed_tokens"),
-    (tensors_of(), {"max_position_embeddings": 64}, "64 positions"),
 ])
 def test_what_does_not_fit_is_refused(tensors: dict[str, torch.Tensor], config: dict[str, Any], message: str,
                                       load: Callable[..., Decoder], tmp_path: Path) -> None:
-    """cases.md, Decoding 20: every mistake that would otherwise show only as low acceptance."""
+    """Decoding 20, F6: every mistake that would otherwise show only as low acceptance."""
     with pytest.raises(LoadError, match=message):
         load(write(tmp_path / "d", tensors, **config))
 
 
 def test_layer_ids_of_both_conventions() -> None:
-    """Qwen2.5-7B, 28 layers: outputs of 1, 13, 24 however they are named; anything else is refused."""
+    """Qwen2.5-7B, 28 layers: outputs of 1, 13, 24 in either spelling. F6: other ids are used as the configuration gives them."""
     assert feature_layers(None, 28, "") == feature_layers((1, 13, 24), 28, "") == feature_layers((2, 14, 25), 28, "")
-    for ids in ((2, 13, 24), (0, 12, 23), (3, 15, 26), (1, 13)):
+    assert feature_layers((1, 17, 33), 36, "") == (1, 17, 33)
+    assert feature_layers((0, 2, 3), 4, "") == (0, 2, 3)
+    for ids in ((1, 13), (1, 2, 3, 4), (13, 1, 24), (1, 1, 24), (1, 13, 28), (-1, 13, 24)):
         with pytest.raises(LoadError):
             feature_layers(ids, 28, "")
     with pytest.raises(LoadError, match="at least 7 layers"):
         feature_layers(None, 5, "")
 
 
+@pytest.mark.parametrize("positions", [24, 40, 41, 63])
+def test_a_head_of_fewer_positions_stops_drafting_there(positions: int, load: Callable[..., Decoder], tmp_path: Path) -> None:
+    """F6: the target keeps its context, and its tokens; before the head's last position drafts are made, after it none."""
+    whole, short = (load(write(tmp_path / name, tensors_of(), max_position_embeddings=most), capacity=96)
+                    for name, most in (("whole", 512), ("short", positions)))
+    assert short.capacity == whole.capacity and short.drafter.max_position == positions
+    ids = whole.tokenizer.encode("some way")
+    for mode in ("sd", "ssd"):
+        runs = [d.generate(ids, mode, max_new_tokens=60, draft_length=4, ignore_eos=True) for d in (whole, short)]
+        ar = short.generate(ids, "ar", max_new_tokens=60, ignore_eos=True)
+        assert runs[0].token_ids == runs[1].token_ids == ar.token_ids
+        assert 0 < runs[1].stats.drafted < runs[0].stats.drafted
+    long = short.tokenizer.encode("a prompt that the head has no positions for, though its target has " * 2)[:positions + 5]
+    assert short.generate(long, "sd", max_new_tokens=8, ignore_eos=True).stats.drafted == 0
+    again = short.generate(ids, "sd", max_new_tokens=8, ignore_eos=True)
+    assert again.stats.drafted > 0, "the next request begins afresh"
+
+
+def test_layers_of_the_configurations_own_are_read(load: Callable[..., Decoder], tmp_path: Path) -> None:
+    """F6."""
+    folder = write(tmp_path / "d", tensors_of(), eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 3, 6]})
+    assert load(folder).drafter.feature_layers == (0, 3, 6)
+
+
+def test_switches_that_ask_for_the_plain_layer_load(load: Callable[..., Decoder], tmp_path: Path) -> None:
+    """F6: NVIDIA's names at the values that this layer has, in either place."""
+    plain = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
+             "use_mtp_layernorm": False, "parallel_draft_step": 1, "has_lm_head": True, "eagle_decoder_type": "llama"}
+    load(write(tmp_path / "inner", tensors_of(), eagle_config=plain))
+    load(write(tmp_path / "outer", tensors_of(), num_hidden_layers=1, norm_before_fc=False, **plain))
+
+
 def feature_layer_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 20: the layers that read the features are taken for those that give them."""
+    """Decoding 20: the layers that read the features are taken for those that give them."""
     layers = eagle3_loader.feature_layers
     patch.setattr(eagle3_loader, "feature_layers", lambda *a: tuple(i + 1 for i in layers(*a)))
 
 
 def d2t_taken_for_ids(patch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 20: the offset itself is taken for the target's id."""
+    """Decoding 20: the offset itself is taken for the target's id."""
     ids = eagle3_loader.target_ids
     patch.setattr(eagle3_loader, "target_ids", lambda *a: ids(*a) - torch.arange(DRAFT_VOCABULARY))
 
 
 def features_not_overwritten(patch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 13: accepted entries keep the drafter's own features."""
+    """Decoding 13: accepted entries keep the drafter's own features."""
     def accept(self: Eagle3Drafter, outcome: Any) -> None:
         kept = min(self.cache.cursor, outcome.base - 1 + outcome.accepted)
         self.cache.rollback(kept)
@@ -323,7 +370,7 @@ def features_not_overwritten(patch: pytest.MonkeyPatch) -> None:
 
 
 def rewound_one_too_far(patch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 12: one entry is dropped that the next ones need."""
+    """Decoding 12: one entry is dropped that the next ones need."""
     accept = Eagle3Drafter.accept
 
     def wrong(self: Eagle3Drafter, outcome: Any) -> None:
