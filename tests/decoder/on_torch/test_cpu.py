@@ -135,6 +135,16 @@ def test_exp_and_tree_sum_are_the_torch_forms() -> None:
         assert torch.equal(cpu.tree_sum(values.double()), gpu.tree_sum(values.double()))
 
 
+def test_the_gpus_products_are_the_same_function() -> None:
+    """gpu.py's blocks and padding, on the CPU's library: near fp64, with bias, for rows on both sides of a block."""
+    for rows in (1, 7, 8, 9, 17):
+        x, w, bias = (torch.from_numpy(hashed(size, 14, 4)) for size in ((rows, 40), (33, 40), (33,)))
+        found = gpu.linear(x, gpu.pad_columns(w), 33, bias)
+        assert torch.allclose(found.double(), x.double() @ w.double().T + bias, atol=1e-4)
+        left, right = (torch.from_numpy(hashed(size, 15, 4)) for size in ((3, rows, 40), (3, 40, 16)))
+        assert torch.allclose(gpu.batched(left, right).double(), left.double() @ right.double(), atol=1e-4)
+
+
 def test_two_threads_at_once(all_threads: None) -> None:
     """SSD's drafter calls beside the target; a caller may be a worker of some pool itself."""
     torch.set_num_threads(3)
