@@ -9,7 +9,7 @@ from tune_kernels.schedules import store
 from tune_kernels.schedules.promoted import Distribution, Paired, Previous, PromotedSchedule
 from tune_kernels.schedules.schedule import schedule_id
 from tune_kernels.schedules.store import PromotedFile
-from tune_kernels.tuner.review.evidence import current_digest
+from tune_kernels.tuner.review.evidence import installed_kernels
 
 DATA = Path(__file__).parents[1] / "data" / "synthetic"
 H200, B300 = "nvidia-h200", "nvidia-b300"
@@ -18,7 +18,8 @@ H200, B300 = "nvidia-h200", "nvidia-b300"
 def file(sku: str = H200) -> PromotedFile:
     """The SKU's file, with evidence of the kernels as they are now."""
     found = store.read(DATA / sku / "qwen2.5-7b.fp8-v1.json")
-    return replace(found, rows=tuple(replace(row, kernel_digest=current_digest(row.kernel)).sealed() for row in found.rows))
+    digests = installed_kernels().digests
+    return replace(found, rows=tuple(replace(row, kernel_digest=digests[row.kernel]).sealed() for row in found.rows))
 
 
 def with_row(old: PromotedFile, kernel: str, change: Callable[[PromotedSchedule], PromotedSchedule]) -> PromotedFile:

@@ -19,11 +19,13 @@ from .words import change_of, row_name
 
 CODES = {
     "edited": "changed by hand since it was measured", "no_evidence": "without evidence", "check_failed": "with a failed check",
-    "stale": "with stale evidence", "other_bits": "with other bits in the same recipe", "slower": "slower beyond noise",
-    "spills": "spilling registers", "falls_back": "not using the instruction it must use",
-    "unknown_sku": "of an unknown GPU", "rejected": "accepted before and rejected now",
+    "stale": "with stale evidence", "not_judged": "of kernels that can't be read", "misplaced": "where look-up never reads",
+    "other_bits": "with other bits in the same recipe", "slower": "slower beyond noise", "spills": "spilling registers",
+    "falls_back": "not using the instruction it must use", "unknown_sku": "of an unknown GPU",
+    "rejected": "accepted before and rejected now",
 }
-OF_STATE = {EDITED: "edited", MISSING: "no_evidence", FAILED: "check_failed", evidence.STALE: "stale"}
+OF_STATE = {EDITED: "edited", MISSING: "no_evidence", FAILED: "check_failed", evidence.STALE: "stale",
+            evidence.UNKNOWN: "not_judged"}
 OF_REASON = {"wrong_instruction": "falls_back", "register_spill": "spills"}  # a report's reject codes; others are `rejected`
 
 
@@ -38,6 +40,7 @@ def _findings(row: RowDiff, kind: str) -> list[Finding]:
     if row.new is None:
         return []
     found = _of_promoted(row, row.new.promoted) if kind == PROMOTED and row.new.promoted else _of_variant(row)
+    found += [("misplaced", row.new.misplaced)] if row.new.misplaced else []
     return [Finding(code, row.id, row_name(row), detail) for code, detail in found]
 
 

@@ -20,7 +20,7 @@ from ...schedules.store import PromotedFile
 from ...shapes.model import shape_to_dict
 from ..errors import ReportError
 from ..offline.report import Report
-from .evidence import Bits, EvidenceState, bits_of, evidence_of
+from .evidence import Bits, EvidenceState, Kernels, bits_of, evidence_of, installed_kernels
 from .times import TimeChange, time_change
 
 STATUSES = ("changed", "added", "removed", "unchanged")
@@ -34,8 +34,9 @@ AXES = ("target", "model", "recipe")
 
 @dataclass(frozen=True)
 class Entry:
-    """One side of a row. identity: schedule_id, or the variant's id; facts: those of FACTS that are known; toolchain: by
-    name; lines: of TTGIR, PTX and the assembler's log; artefact: its key in the bundle that the report lies in."""
+    """One side of a row. identity: schedule_id, or the variant's id; facts: those of FACTS that are known; toolchain: by name;
+    misplaced: why look-up never reads the row; lines: of TTGIR, PTX and the assembler's log; artefact: its key in the bundle
+    that the report lies in."""
 
     target: str
     model: str
@@ -47,6 +48,7 @@ class Entry:
     facts: Mapping[str, Any]
     kernel_digest: str
     toolchain: Mapping[str, Any]
+    misplaced: str = ""
     lines: tuple[str, ...] = ()
     artefact: str | None = None
     promoted: PromotedSchedule | None = None
@@ -55,12 +57,13 @@ class Entry:
 @dataclass(frozen=True)
 class Collection:
     """OLD or NEW. name: as the user wrote it; kind: PROMOTED, REPORT, or "" where it holds nothing and may be either;
-    bundle: the folder whose artefacts the entries name."""
+    bundle: the folder whose artefacts the entries name; kernels: those that promoted rows of this side are judged by."""
 
     name: str
     kind: str
     entries: tuple[Entry, ...]
     bundle: Path | None = None
+    kernels: Kernels = field(default_factory=installed_kernels)
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,15 @@ class RowDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """Two collections compared. rows: what was found wrong first, then by status, kernel and shape."""
+    """Two collections compared. rows: what was found wrong first, then by status, kernel and shape; kernels: those that promoted
+    rows were judged by."""
 
     old: str
     new: str
     kind: str
     rows: tuple[RowDiff, ...]
     findings: tuple[Finding, ...] = field(default=())
+    kernels: Kernels | None = None
 
     def count(self, status: str) -> int:
         return sum(row.status == status for row in self.rows)
@@ -192,8 +197,8 @@ def _report_entry(variant: Mapping[str, Any], report: Report) -> Entry:
     facts["reasons"] = list(dict.fromkeys(r["code"] for r in variant["reasons"]))
     lines = dict.fromkeys(str(x) for x in [*(x for r in variant["reasons"] for x in r["lines"]), *(variant.get("lines") or ())])
     return Entry(target, report["model"], str(report.get("recipe") or ""), variant["kernel"], variant["shape"],
-                 variant["schedule"], variant["id"], facts, variant["kernel_digest"], toolchain, tuple(lines),
-                 variant.get("artefact"))
+                 variant["schedule"], variant["id"], facts, variant["kernel_digest"], toolchain, lines=tuple(lines),
+                 artefact=variant.get("artefact"))
 
 
 def _plain(value: Any) -> Any:
@@ -206,8 +211,9 @@ def compare(old: Collection, new: Collection) -> Diff:
     kind = new.kind or old.kind
     joined = [axis for axis in AXES if _only(old, axis) and _only(new, axis)]
     before, after = ({_key(e, kind, joined): e for e in side.entries} for side in (old, new))
-    rows = [_row(key, before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())]
-    return Diff(old.name, new.name, kind, tuple(sorted(rows, key=_rank)))
+    rows = [_row(key, before.get(key), after.get(key), new.kernels) for key in sorted(before.keys() | after.keys())]
+    return Diff(old.name, new.name, kind, tuple(sorted(rows, key=_rank)),
+                kernels=new.kernels if kind == PROMOTED else None)
 
 
 def _rank(row: RowDiff) -> tuple[int, int]:
@@ -226,10 +232,11 @@ def _key(entry: Entry, kind: str, joined: Sequence[str]) -> tuple[str, ...]:
     return (*places, entry.kernel, json.dumps(dict(entry.shape), sort_keys=True), schedule)
 
 
-def _row(key: tuple[str, ...], old: Entry | None, new: Entry | None) -> RowDiff:
+def _row(key: tuple[str, ...], old: Entry | None, new: Entry | None, kernels: Kernels) -> RowDiff:
     row_id = hashlib.sha256("\n".join(key).encode()).hexdigest()[:12]
     was, now = old.promoted if old else None, new.promoted if new else None
-    row = RowDiff(row_id, "unchanged", old, new, time=time_change(was, now), bits=bits_of(was, now), evidence=evidence_of(now))
+    row = RowDiff(row_id, "unchanged", old, new, time=time_change(was, now), bits=bits_of(was, now),
+                  evidence=evidence_of(now, kernels))
     if old is None or new is None:
         return replace(row, status="added" if old is None else "removed")
     if old == new:

@@ -44,11 +44,12 @@ def merge_base(old: Revision, new: Revision) -> Revision:
     return Revision(old.top, f"{old.name}...{new.name}", said.decode().strip())
 
 
-def files(revision: Revision, path: str) -> dict[str, bytes]:
-    """The content of the file at `path`, or of every .json file below it, by name from the top. Empty where there is none."""
+def files(revision: Revision, path: str, suffix: str = ".json") -> dict[str, bytes]:
+    """The content of the file at `path`, or of every file below it with this suffix, by name from the top. Empty where there is
+    none."""
     said = _git(revision.top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", revision.tree, "--", path or ".")
     names = [os.fsdecode(n) for n in (said or b"").split(b"\0") if n]
-    return {n: _blob(revision, n) for n in names if n == path or n.endswith(".json")}
+    return {n: _blob(revision, n) for n in names if n == path or n.endswith(suffix)}
 
 
 def _blob(revision: Revision, name: str) -> bytes:

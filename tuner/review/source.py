@@ -7,7 +7,8 @@ compared with what is on disk.
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...schedules import store
@@ -16,8 +17,10 @@ from ...shapes.fields import Fields, parse_table
 from ..errors import DiffError, ReportError
 from ..offline.report import check_report, read_report
 from . import git as diff_git
-from .compare import PROMOTED, REPORT, Collection, promoted_entries, report_entries
+from .compare import PROMOTED, REPORT, Collection, Entry, promoted_entries, report_entries
+from .evidence import INSTALLED, Kernels, installed_kernels, kernels_from, kernels_in
 from .git import FOLDER, Revision
+from .kernel_sources import REGISTRY
 
 WHAT = "a file or folder of promoted schedules, an offline report or its folder, a git revision, REVISION:PATH or A..B"
 
@@ -52,7 +55,7 @@ def _both(old: str, new: str | None, here: Path) -> tuple[Collection, Collection
         return found
     found_revision = _revision(old, here)
     if found_revision is None:
-        raise DiffError(f"{old} is no file, folder or git revision", expected=WHAT)
+        raise DiffError(f"{old[:200]} is no file, folder or git revision", expected=WHAT)
     revision, path = found_revision
     on_disk = revision.top / path
     if not on_disk.exists():
@@ -65,7 +68,7 @@ def _one(name: str, here: Path) -> Collection:
         return _on_disk(here / name, name)
     found = _revision(name, here)
     if found is None:
-        raise DiffError(f"{name} is no file, folder or git revision", expected=WHAT)
+        raise DiffError(f"{name[:200]} is no file, folder or git revision", expected=WHAT)
     return _at(*found, name)
 
 
@@ -107,22 +110,47 @@ def _at(revision: Revision, path: str, name: str) -> Collection:
                         action=f"see what is: git ls-tree -r --name-only {revision.name} {FOLDER}")
     where = {f"{revision.name}:{n}": data for n, data in found.items()}
     if len(where) == 1 and path in found:
-        return _from_table(_table(*next(iter(where.items()))), name, next(iter(where)), None)
-    if f"{path}/report.json" in found:
+        made = _from_table(_table(*next(iter(where.items()))), name, next(iter(where)), None)
+    elif f"{path}/report.json" in found:
         place = f"{revision.name}:{path}/report.json"
-        return _from_table(_table(place, where[place]), name, place, None)
-    return _promoted({n: _table(n, data) for n, data in where.items()}, name)
+        made = _from_table(_table(place, where[place]), name, place, None)
+    else:
+        places = {f"{revision.name}:{n}": f"/{n}" for n in found}
+        made = _promoted({n: _table(n, data) for n, data in where.items()}, name, places)
+    return replace(made, kernels=_kernels_at(revision)) if made.kind != REPORT else made
+
+
+def _kernels_at(revision: Revision) -> Kernels:
+    """The kernels of a revision of this project; those that are installed, of a repository that has schedules alone."""
+    found = {PurePosixPath(n).stem: data for n, data in diff_git.files(revision, "kernels", ".py").items()}
+    if REGISTRY not in found:
+        return installed_kernels()
+    name = f"the kernels of {_shown(revision)}"
+    try:
+        return kernels_from({stem: data.decode("utf-8") for stem, data in found.items()}, name)
+    except UnicodeDecodeError as e:
+        return Kernels(name, {}, str(e))
+
+
+def _kernels_beside(path: Path) -> Kernels:
+    """The kernels of the checkout that a file or folder lies in; those that are installed, of any other."""
+    for folder in path.resolve().parents:
+        if (folder / "kernels" / f"{REGISTRY}.py").is_file():
+            mine = folder / "kernels"
+            return installed_kernels() if mine == INSTALLED.resolve() else kernels_in(mine, f"the kernels of {folder}")
+    return installed_kernels()
 
 
 def _on_disk(path: Path, name: str) -> Collection:
     if not path.is_dir():
-        return _from_table(_table(str(path), _read(path)), name, str(path), path.parent)
+        return replace(_from_table(_table(str(path), _read(path)), name, str(path), path.parent), kernels=_kernels_beside(path))
     if (path / "report.json").exists():
         return Collection(name, REPORT, report_entries(read_report(path)), path)
     files = sorted([*path.glob("*.json"), *path.glob("*/*.json")])
     if not files and not (path / "recipes").is_dir():
         raise DiffError(f"{name}: a folder without schedules or a report", expected=WHAT)
-    return _promoted({str(p): _table(str(p), _read(p)) for p in files}, name)
+    made = _promoted({str(p): _table(str(p), _read(p)) for p in files}, name, {str(p): str(p.resolve()) for p in files})
+    return replace(made, kernels=_kernels_beside(path / "schedules"))
 
 
 def _read(path: Path) -> bytes:
@@ -149,8 +177,9 @@ def _from_table(table: dict[str, Any], name: str, where: str, folder: Path | Non
         raise DiffError(f"{where}: schema {schema!r}", expected=WHAT) from e
 
 
-def _promoted(tables: Mapping[str, dict[str, Any]], name: str) -> Collection:
-    """Every promoted row of the files, in one collection. Raises ScheduleError."""
+def _promoted(tables: Mapping[str, dict[str, Any]], name: str, places: Mapping[str, str] | None = None) -> Collection:
+    """Every promoted row of the files, in one collection. places: the path of each, in a folder of schedules. Raises
+    ScheduleError."""
     count = sum(len(table["rows"]) for table in tables.values() if isinstance(table.get("rows"), list))
     if count > MOST_ROWS:
         raise ScheduleError(f"{name}: {count:,} promoted rows", expected=f"at most {MOST_ROWS:,}: each is checked in every field",
@@ -161,5 +190,9 @@ def _promoted(tables: Mapping[str, dict[str, Any]], name: str) -> Collection:
         if file.name in seen:
             raise ScheduleError(f"{where}: the same SKU, model and recipe as {seen[file.name]}", expected="one file of each")
         seen[file.name] = where
-    entries = promoted_entries(files)
-    return Collection(name, PROMOTED if entries else "", entries)
+    entries: list[Entry] = []
+    for where, file in zip(sorted(tables), files):
+        astray = places is not None and not places[where].endswith(f"/{file.name}")
+        misplaced = f"{where} holds rows of {file.name}: look-up never reads them there" if astray else ""
+        entries += (replace(entry, misplaced=misplaced) for entry in promoted_entries([file]))
+    return Collection(name, PROMOTED if entries else "", tuple(entries))

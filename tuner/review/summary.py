@@ -11,7 +11,7 @@ from ...shapes.errors import ShapeError
 from ...shapes.model import ModelShape, load_model_shape, shape_to_dict, shipped_names
 from . import words as words
 from .compare import STATUSES, Change, Diff, RowDiff
-from .evidence import OTHER_CLASS
+from .evidence import OTHER_CLASS, installed_kernels
 from .times import SAME
 
 ONCE_A_STEP = ("lm_head", "fc")  # every other kernel runs once in each layer
@@ -171,6 +171,8 @@ def lines(diff: Diff, summary: Summary) -> list[tuple[str, str]]:
         said.append(("differ in", ", ".join(f"{name} {n:,}" for name, n in named)))
     if summary.kernels_changed:
         said.append(("kernel source", f"changed in {', '.join(summary.kernels_changed)}"))
+    if diff.kernels and diff.kernels != installed_kernels():
+        said.append(("judged by", diff.kernels.name))
     if summary.everywhere:
         said.append(("everywhere", ", ".join(map(words.change, summary.everywhere))))
     said += [("toolchain", f"{words.change(c)} in {words.counted(n, 'row')}") for c, n in summary.toolchain]

@@ -88,7 +88,9 @@ def test_rows_are_marked_one_by_one(stores: Path) -> None:
 
 
 def hostile(row: PromotedSchedule) -> PromotedSchedule:
-    return replace(row, kernel=HOSTILE, date=HOSTILE, numerics_class=HOSTILE,
+    """Wherever a file may hold any text: names and digests may not."""
+    return replace(row, date=HOSTILE, recorded=replace(row.recorded, driver=HOSTILE, cuda=HOSTILE),
+                   artefact=replace(row.artefact, instructions=(HOSTILE,)),
                    evidence=replace(row.evidence, weights="path:" + HOSTILE))
 
 
@@ -206,7 +208,7 @@ def test_a_row_whose_evidence_was_removed_is_refused_with_the_field(stores: Path
     assert tune(stores, "old", "good").returncode == 2
     done = tune(stores, "old", "good", "--check")
     assert done.returncode == 1
-    assert "refused:" in done.stderr and "row 1: evidence: missing" in done.stderr
+    assert "refused:" in done.stderr and "rows[1]: evidence: missing" in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ import synthetic
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from promoted_rows import row
+from repository import git
 from synthetic import promoted, with_row
 from tune_kernels.schedules.errors import ScheduleError
 from tune_kernels.schedules.store import PromotedFile
@@ -27,13 +27,6 @@ from tune_kernels.tuner.review.source import MOST_ROWS
 
 HOOK = Path(__file__).parents[3] / "scripts" / "pre-commit"
 NAME = "nvidia-h200/qwen2.5-7b.fp8-v1.json"
-
-
-def git(folder: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    identity = ["-c", "user.name=tester", "-c", "user.email=tester@example.com", "-c", "commit.gpgsign=false"]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    return subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True,
-                          env={**clean, "GIT_CONFIG_GLOBAL": os.devnull, **environment})
 
 
 def commit(folder: Path, tag: str, *files: PromotedFile) -> None:
