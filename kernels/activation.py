@@ -30,8 +30,10 @@ from .operation import (
     common_contract,
     no_tensor_core,
     options,
+    require,
     require_contract,
     require_rows,
+    sizes_of,
     warps_contract,
 )
 
@@ -122,7 +124,7 @@ def swiglu(gate_up: "torch.Tensor", act: "torch.Tensor", amax: "torch.Tensor", *
     Raises:
         ContractError: tensors that don't go together.
     """
-    N = act.shape[1]
+    _, N = sizes_of("act", act, 2)
     require_rows(rows)
     require_contract(SWIGLU, RowShape(N), schedule)
     launch, room = swiglu_launch(RowShape(N), schedule, numerics), AtLeast(rows)
@@ -139,12 +141,14 @@ def quantise(x: "torch.Tensor", out: Activation, *, rows: int, schedule: FixedSc
     Raises:
         ContractError: tensors that don't go together.
     """
-    N = x.shape[1]
-    shape = QuantiseShape(N, 0 if amax is None else amax.shape[1])
+    _, N = sizes_of("x", x, 2)
+    terms, *_ = sizes_of("out", out.values, 3)
+    shape = QuantiseShape(N, 0 if amax is None else sizes_of("amax", amax, 2)[1])
     require_rows(rows)
     require_contract(QUANTISE, shape, schedule)
     launch, room = quantise_launch(shape, schedule, numerics), AtLeast(rows)
-    hi, lo = out.values.unbind() if len(out.values) == 2 else (out.values[0], None)
+    require(terms == 2, f"an output of {terms} terms", "2")
+    hi, lo = out.values
     launch((rows, 1 if amax is None else segments(N)), **launch.arguments({
         "x_ptr": Operand(x, (room, N)), "amax_ptr": Operand(amax, (room, shape.parts)), "hi_ptr": Operand(hi, (room, N)),
         "lo_ptr": Operand(lo, (room, N)), "scale_ptr": Operand(out.scale, (room,))}))

@@ -47,6 +47,7 @@ from .operation import (
     power_of_two,
     require,
     require_contract,
+    sizes_of,
     tensor_core,
 )
 
@@ -291,7 +292,7 @@ class Partials:
 
     def operands(self, chunks: int, rows: int) -> dict[str, Operand]:
         """As both kernels address them."""
-        num_heads, head_dim = self.acc.shape[2:]
+        num_heads, head_dim = sizes_of("acc", self.acc, 4)[2:]
         room = (AtLeast(chunks), ROWS, num_heads)
         return {"acc_ptr": Operand(self.acc, (*room, head_dim)), "m_ptr": Operand(self.m, room), "l_ptr": Operand(self.l, room),
                 "o_ptr": Operand(self.o, (AtLeast(rows), num_heads, head_dim))}
@@ -317,7 +318,7 @@ def new_groups(acc: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, torch.
 def cache_operands(k_cache: "torch.Tensor", v_cache: "torch.Tensor", num_heads: int, head_dim: int) -> dict[str, Operand]:
     """Keys and values [slots, num_kv_heads, head_dim], each with strides of its own. Raises ContractError for heads that don't
     divide."""
-    slots, num_kv_heads = k_cache.shape[:2]
+    slots, num_kv_heads, _ = sizes_of("k", k_cache, 3)
     require(num_kv_heads > 0 and num_heads % num_kv_heads == 0, f"{num_heads} heads and {num_kv_heads} KV heads",
             "KV heads that divide the heads")
     sizes = (slots, num_kv_heads, head_dim)
@@ -339,8 +340,8 @@ def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor
     Raises:
         ContractError: tensors, shape and schedule can't go together.
     """
-    rows, num_heads, head_dim = q.shape
-    shape = AttentionShape(num_heads, k_cache.shape[1], head_dim)
+    rows, num_heads, head_dim = sizes_of("q", q, 3)
+    shape = AttentionShape(num_heads, sizes_of("k", k_cache, 3)[1], head_dim)
     cache = cache_operands(k_cache, v_cache, num_heads, head_dim)
     require_contract(OPERATION, shape, schedule)
     require(1 <= rows <= max_rows(shape, schedule), f"{rows} rows",

@@ -45,6 +45,7 @@ from .operation import (
     require,
     require_contract,
     require_rows,
+    sizes_of,
     tensor_core,
 )
 
@@ -288,7 +289,7 @@ OPERATION = Operation(linear_kernel, LinearSchedule, linear_contract, linear_lau
 
 def input_operands(x: Activation, w: Weights, rows: int) -> dict[str, Operand]:
     """x and w of a linear or a head, as `load_rows` and `load_weights` address them."""
-    N, K = w.w.shape
+    N, K = sizes_of("w", w.w, 2)
     terms = len(x.values)
     require(terms in (1, 2), f"an activation of {terms} terms", "1 or 2")
     return {"x_ptr": Operand(x.values, (terms, rows, K), ("stride_xt", "stride_xm")),
@@ -323,7 +324,7 @@ def linear(x: Activation, w: Weights, *, schedule: LinearSchedule, numerics: Num
     """
     import torch
 
-    terms, rows, K = x.values.shape
+    terms, rows, K = sizes_of("x", x.values, 3)
     N, columns, split_k = len(w.w), len(w.w) // 2 if swiglu else len(w.w), schedule.split_k
     shape = LinearShape(N, K, "e4m3" if is_e4m3(w.w) else "bf16", w.bias is not None, terms, swiglu)
     require_rows(rows, schedule.row_tile)

@@ -39,6 +39,7 @@ from .operation import (
     require,
     require_contract,
     require_rows,
+    sizes_of,
     tensor_core,
     warps_contract,
 )
@@ -189,7 +190,7 @@ REDUCE = Operation(head_reduce_kernel, FixedSchedule, warps_contract, head_reduc
 
 def _shape(x: Activation, w: Weights, schedule: HeadSchedule) -> HeadShape:
     """The shape of a launch. Raises ContractError."""
-    terms, rows, K = x.values.shape
+    terms, rows, K = sizes_of("x", x.values, 3)
     shape = HeadShape(len(w.w), K, "e4m3" if is_e4m3(w.w) else "bf16", terms)
     require(w.bias is None, "a head with a bias", "none")
     require_rows(rows, schedule.row_tile)

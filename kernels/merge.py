@@ -39,6 +39,7 @@ from .operation import (
     power_of_two,
     require_contract,
     require_rows,
+    sizes_of,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, 
         ContractError: tensors, shape and schedule can't go together.
     """
     chunks = len(partials.acc) if chunks is None else chunks
-    shape = MergeShape(*partials.acc.shape[2:])
+    shape = MergeShape(*sizes_of("acc", partials.acc, 4)[2:])
     require_rows(rows, ROWS)
     require_contract(OPERATION, shape, schedule)
     launch = merge_launch(shape, schedule, numerics, amax is not None)

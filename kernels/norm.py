@@ -38,6 +38,7 @@ from .operation import (
     require,
     require_contract,
     require_rows,
+    sizes_of,
 )
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ class Residual:
 
 def _output_operands(out: Activation, rows: int, N: int) -> dict[str, Operand]:
     """out.values [2, >= rows, N] with out.scale [>= rows], or [1, >= rows, N] without."""
-    require(len(out.values) == (1 if out.scale is None else 2), f"an output of {len(out.values)} terms "
+    terms, *_ = sizes_of("out", out.values, 3)
+    require(terms == (1 if out.scale is None else 2), f"an output of {terms} terms "
             + ("without a scale" if out.scale is None else "with a scale"), "2 terms with a scale, or 1 without")
     room, lo = AtLeast(rows), None if out.scale is None else out.values[1]
     return {"out_ptr": Operand(out.values[0], (room, N)), "lo_ptr": Operand(lo, (room, N)),
@@ -235,7 +237,7 @@ def norm(source: Residual, weight: "torch.Tensor", eps: float, out: Activation, 
         ContractError: tensors that don't go together.
     """
     x, part, tokens, row = source.x, source.part, source.tokens, source.row
-    H, split_k = x.shape[1], 0 if part is None else len(part)
+    H, split_k = sizes_of("x", x, 2)[1], 0 if part is None else len(part)
     shape = NormShape(H, split_k, embeds=tokens is not None, quantised=out.scale is not None, feature=feature is not None,
                       one_row=row is not None)
     require_rows(rows, None if row is None else 1)
@@ -271,7 +273,7 @@ def draft_norm(entry: DraftEntry, tokens: "torch.Tensor", feature: "torch.Tensor
     Raises:
         ContractError: tensors that don't go together.
     """
-    H, room = feature.shape[1], AtLeast(rows)
+    H, room = sizes_of("feature", feature, 2)[1], AtLeast(rows)
     shape = DraftNormShape(H, out.scale is not None, entry.normed_residual)
     require_rows(rows)
     require_contract(DRAFT, shape, schedule)

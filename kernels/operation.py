@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..schedules.recipe import Numerics
 from ..schedules.schedule import Schedule
@@ -61,8 +61,7 @@ class AtLeast(int):
     """The size of an axis that may be longer: the launch reads or writes its first entries."""
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """A tensor of a launch and the layout that the kernel addresses, or None where the kernel goes without it.
 
     sizes: of each axis. strides: arguments of the kernel that take the strides of the first axes; each is a positive multiple of
@@ -93,12 +92,6 @@ class Operand:
                     return False
             extent *= size
         return True
-
-    def given_strides(self) -> dict[str, int]:
-        """The kernel's stride arguments. An axis of one entry is never stepped along: NO_STRIDE."""
-        assert self.tensor is not None
-        return {name: stride if size > 1 else NO_STRIDE
-                for name, size, stride in zip(self.strides, self.tensor.shape, self.tensor.stride(), strict=False)}
 
     def error(self, name: str, dtype: "torch.dtype", device: "torch.device") -> ContractError:
         """What the tensor is and what the kernel takes."""
@@ -156,22 +149,29 @@ class Launch:
         found: dict[str, object] = {}
         device: torch.device | None = None
         for argument, operand in operands.items():
-            name, tensor = argument.removesuffix("_ptr"), operand.tensor
+            tensor = operand.tensor
             if (tensor is None) != (argument in self.constants):
-                takes = "no" if tensor is not None else "a"
-                raise ContractError(f"{name} is {'missing' if tensor is None else 'given'}",
-                                    expected=f"{takes} tensor here: {self.kernel.__name__} of this shape takes {takes} {name}")
+                raise self._wrong_number(argument, tensor is None)
             if tensor is None:
                 continue
             device = device or tensor.device
             dtype = _dtype(self.types[argument])
             if not operand.fits(dtype, device):
-                raise operand.error(name, dtype, device)
+                raise operand.error(argument.removesuffix("_ptr"), dtype, device)
             found[argument] = tensor
-            for stride, value in operand.given_strides().items():
-                other = found.setdefault(stride, value)
-                require(other == value, f"{stride} of {name} is {value}", f"{other}, as of the tensor before")
-        return {**{stride: NO_STRIDE for operand in operands.values() for stride in operand.strides}, **found}
+            for axis, name in enumerate(operand.strides):
+                stride = tensor.stride(axis) if tensor.shape[axis] > 1 else NO_STRIDE
+                if found.setdefault(name, stride) != stride:
+                    raise ContractError(f"{name} of {argument} is {stride}", expected=f"{found[name]}, as of the tensor before")
+        for operand in operands.values():
+            for name in operand.strides:
+                found.setdefault(name, NO_STRIDE)
+        return found
+
+    def _wrong_number(self, argument: str, missing: bool) -> ContractError:
+        name, takes = argument.removesuffix("_ptr"), "a" if missing else "no"
+        return ContractError(f"{name} is {'missing' if missing else 'given'}",
+                             expected=f"{takes} tensor here: {self.kernel.__name__} of this shape takes {takes} {name}")
 
     def __call__(self, grid: Sequence[int], **arguments: object) -> None:
         import triton
@@ -268,6 +268,12 @@ def first_problem(*problems: str | None) -> str | None:
 def require(holds: bool, found: str, expected: str) -> None:
     if not holds:
         raise ContractError(found, expected=expected)
+
+
+def sizes_of(name: str, tensor: "torch.Tensor", axes: int) -> tuple[int, ...]:
+    """The sizes of a tensor of so many axes. Raises ContractError for another number."""
+    require(tensor.dim() == axes, f"{name} is {list(tensor.shape)}", f"{axes} axes")
+    return tuple(tensor.shape)
 
 
 def require_rows(rows: int, most: int | None = None) -> None:

@@ -39,6 +39,7 @@ from .operation import (
     require,
     require_contract,
     require_rows,
+    sizes_of,
 )
 
 if TYPE_CHECKING:
@@ -195,8 +196,8 @@ def prefill_linear(x: Activation, w: Weights, out: "torch.Tensor", *, rows: int,
     Raises:
         ContractError: tensors that don't go together.
     """
-    N, K = w.w.shape
-    terms, room, fp8 = len(x.values), AtLeast(rows), is_e4m3(w.w)
+    N, K = sizes_of("w", w.w, 2)
+    terms, room, fp8 = sizes_of("x", x.values, 3)[0], AtLeast(rows), is_e4m3(w.w)
     require_rows(rows)
     require(terms == (2 if fp8 else 1), f"an activation of {terms} terms", "2 with e4m3 weights, 1 with bf16 ones")
     shape = LinearShape(N, K, "e4m3" if fp8 else "bf16", w.bias is not None, terms)
@@ -223,8 +224,8 @@ def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torc
     Raises:
         ContractError: tensors that don't go together.
     """
-    _, num_heads, head_dim = q.shape
-    shape, tiles = AttentionShape(num_heads, k_cache.shape[1], head_dim), ATTENTION_SCHEDULE
+    _, num_heads, head_dim = sizes_of("q", q, 3)
+    shape, tiles = AttentionShape(num_heads, sizes_of("k", k_cache, 3)[1], head_dim), ATTENTION_SCHEDULE
     cache = cache_operands(k_cache, v_cache, num_heads, head_dim)
     require_rows(rows)
     require_contract(ATTENTION, shape, tiles)

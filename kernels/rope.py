@@ -31,6 +31,7 @@ from .operation import (
     options,
     require_contract,
     require_rows,
+    sizes_of,
 )
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def rope_append(qkv: "torch.Tensor", rope: "tuple[torch.Tensor, torch.Tensor]", 
     Raises:
         ContractError: tensors that don't go together.
     """
-    _, num_heads, head_dim = q.shape
-    num_kv_heads, room = cache[0].shape[1], AtLeast(rows)
+    _, num_heads, head_dim = sizes_of("q", q, 3)
+    num_kv_heads, room = sizes_of("k", cache[0], 3)[1], AtLeast(rows)
     shape = RopeShape(num_heads, num_kv_heads, head_dim, len(qkv), 1 if rows <= ROWS else PROMPT_ROWS)
     heads = num_heads + 2 * num_kv_heads
     require_rows(rows)
