@@ -29,9 +29,9 @@ from tune_kernels.tuner.on_gpu.worker.operands import CLASS_ROWS, SIZES, Operand
 from tune_kernels.tuner.on_gpu.worker.tasks import Problem, TimeTask
 from tune_kernels.tuner.on_gpu.worker.timing import Bench, rounds_of
 
-OCCUPANCIES = (600, 2_000, 83_000)  # tokens in the cache; the worklog saw the old merge at 83,000
+OCCUPANCIES = (600, 2_000, 83_000)  # tokens in the cache
 ROUNDS, COPIES, LAUNCHES = 96, 4, 64
-OLD_CHUNK = 256  # keys a partial of the worklog covered
+OLD_CHUNK = 256  # keys per partial of the old merge
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "fuzz_decoder.py"
 
 @pytest.mark.parametrize(("recipe", "requests"), [("fp32", 150), ("bf16", 50), ("fp8-v1", 50)])
 def test_seeded_requests_differ_in_no_byte(recipe: str, requests: int) -> None:
-    """cases.md, Decoding 1, 6, 9, 14, 17, 19: requests by lot, on one decoder in a row."""
+    """Requests by lot, on one decoder in a row."""
     spec = importlib.util.spec_from_file_location("fuzz_decoder", SCRIPT)
     assert spec
     assert spec.loader

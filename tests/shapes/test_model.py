@@ -39,7 +39,7 @@ def test_every_shipped_shape_loads_under_its_file_name() -> None:
 
 
 def test_kernel_shapes_of_qwen_7b() -> None:
-    """The sizes of facts that others measured on: N x K of the four linears and the head."""
+    """N x K of the four linears and the head, as Qwen2.5-7B's configuration gives them."""
     shapes = load_model_shape("qwen2.5-7b").kernel_shapes()
     assert shapes["qkv"] == LinearShape(4608, 3584, "e4m3", bias=True)
     assert shapes["o"] == LinearShape(3584, 3584)

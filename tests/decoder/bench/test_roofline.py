@@ -1,4 +1,4 @@
-"""The worklog's own figures come out of the equations (facts of B300 and H200, Qwen2.5-7B, FP8 with a bf16 head)."""
+"""The equations give the figures that were measured on B300 and H200 (Qwen2.5-7B, FP8 with a bf16 head)."""
 
 import pytest
 from tune_kernels.decoder.bench.roofline import Times, best, floor_ms, predict, step_bytes, tokens_per_round

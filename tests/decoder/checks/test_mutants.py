@@ -31,7 +31,7 @@ Patch = pytest.MonkeyPatch
 
 
 def v_with_ks_strides(patch: Patch) -> None:
-    """cases.md, Decoding 24. K leaves RoPE as [rows, heads, head_dim]; were it [rows, head_dim, heads] instead, a
+    """K leaves RoPE as [rows, heads, head_dim]; were it [rows, head_dim, heads] instead, a
     kernel that takes K's strides for both would read V's heads interleaved: consistently wrong, so all decoders
     agree."""
     def wrong(rows: Any, index: int, k: torch.Tensor, v: torch.Tensor, append: Any = layer.append) -> None:
@@ -41,7 +41,7 @@ def v_with_ks_strides(patch: Patch) -> None:
 
 
 def rollback_one_too_far(patch: Patch) -> None:
-    """cases.md, Decoding 12. Where tokens are rejected, the last accepted token's keys go with them."""
+    """Where tokens are rejected, the last accepted token's keys go with them."""
     rollback = KVCache.rollback
     patch.setattr(KVCache, "rollback", lambda self, cursor: rollback(self, cursor - (cursor < self.cursor)))
 
@@ -75,7 +75,7 @@ def eos_passed(patch: Patch) -> None:
 
 
 def bonus_token_dropped(patch: Patch) -> None:
-    """cases.md, Decoding 11: after a full accept the target's own token isn't emitted; the next round finds it
+    """After a full accept the target's own token isn't emitted; the next round finds it
     again."""
     verify = session.Session.verify
 
@@ -89,21 +89,21 @@ def bonus_token_dropped(patch: Patch) -> None:
 
 
 def last_drafts_keys_missing(patch: Patch) -> None:
-    """cases.md, Decoding 10: after a full accept the drafter's cursor moves over a slot that was never written."""
+    """After a full accept the drafter's cursor moves over a slot that was never written."""
     def wrong(self: SmallModelDrafter, outcome: Any) -> None:
         self.cache.cursor = outcome.base + outcome.accepted
     patch.setattr(SmallModelDrafter, "accept", wrong)
 
 
 def other_rows_leak(patch: Patch) -> None:
-    """cases.md, Decoding 15: the rows beside a row reach it by way of the activation scale."""
+    """The rows beside a row reach it by way of the activation scale."""
     def wrong(x: torch.Tensor, w: torch.Tensor, n: int, bias: torch.Tensor | None = None) -> torch.Tensor:
         return ops.matmul(x * (1 + 1e-6 * (-x.shape[0] % 8)), w, n, bias)
     patch.setattr("tune_kernels.decoder.on_torch.linear.matmul", wrong)
 
 
 def ties_to_the_highest(patch: Patch) -> None:
-    """cases.md, Decoding 4: the one-row path takes the highest id among equals, the other paths the lowest."""
+    """The one-row path takes the highest id among equals, the other paths the lowest."""
     def wrong(logits: torch.Tensor) -> torch.Tensor:
         lowest = ops.argmax(logits)
         if logits.shape[0] > 1:
@@ -113,7 +113,7 @@ def ties_to_the_highest(patch: Patch) -> None:
 
 
 def kv_splits_by_rows(patch: Patch) -> None:
-    """cases.md, Decoding 3: with more rows the keys are split into half as long parts."""
+    """With more rows the keys are split into half as long parts."""
     add = ops.Attention.add
 
     def wrong(self: ops.Attention, index: int, k: torch.Tensor, v: torch.Tensor, first: int) -> None:
@@ -130,7 +130,7 @@ def kv_splits_by_rows(patch: Patch) -> None:
 
 
 def late_reply(patch: Patch) -> None:
-    """cases.md, Decoding 18: the reply of the round before is taken for this round's."""
+    """The reply of the round before is taken for this round's."""
     answer = speculate.Lookahead.answer
 
     def wrong(self: Any, number: int, stats: Any) -> Any:
@@ -152,7 +152,7 @@ def rope_pairs_adjacent(patch: Patch) -> None:
 
 
 def stop_string_missed_across_tokens(patch: Patch) -> None:
-    """cases.md, Decoding 7: the text is searched after a round and cut, the ids are not."""
+    """The text is searched after a round and cut, the ids are not."""
     push = session.Session.push
 
     def wrong(self: session.Session, tokens: list[int], entries: list[Any]) -> int:
@@ -164,7 +164,7 @@ def stop_string_missed_across_tokens(patch: Patch) -> None:
 
 
 def cut_round_counted(patch: Patch) -> None:
-    """cases.md, Decoding 19: the drafted tokens of a round that an end cut short count as accepted."""
+    """The drafted tokens of a round that an end cut short count as accepted."""
     from tune_kernels.decoder.stats import Stats
 
     def wrong(self: Stats, drafted: int, accepted: int, kept: int) -> None:

@@ -110,7 +110,7 @@ def test_logits_are_close_to_the_torch_backends(recipe: str, wide: dict[str, Dec
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_rows_alone_and_together(recipe: str, wide: dict[str, Decoder]) -> None:
-    """cases.md, Decoding 1, 2, 3: a pass of 6 rows, the same as one by one and as 2 and 4, features included."""
+    """A pass of 6 rows, the same as one by one and as 2 and 4, features included."""
     model, tokens, layers = wide[recipe].model, [3, 50, 21, 77, 9, 14], (0, 1)
     prompt: Any = model.new_cache(CAPACITY)
     model.prefill(LONG, Appended(prompt, len(LONG)))
@@ -136,7 +136,7 @@ def test_rows_alone_and_together(recipe: str, wide: dict[str, Decoder]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_prefill_gives_the_same_bytes_however_it_is_cut_or_filled_up(recipe: str, wide: dict[str, Decoder],
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 5, 15."""
+    """A prompt cut into other chunks, a tail of one token, NaN in the rows that fill a pass up: the same keys and outputs."""
     model, prompt = wide[recipe].model, PROMPT[:7]
     monkeypatch.setattr(triton_model, "FEWEST_ROWS", 2)
 
@@ -179,8 +179,8 @@ def scripted(expected: list[int], accepted: list[int], inner: Drafter | None = N
 
 @pytest.mark.parametrize("mode", ["resident", "driven", "ssd"])
 def test_a_model_that_drafts_for_itself(mode: str, decoder: Decoder, expected: list[int], driven: Callable[[], None]) -> None:
-    """cases.md, Decoding 10, 12: acceptance 1, so no key of the drafter's cache is missing or stale; a second request sees
-    nothing of the first (14)."""
+    """Acceptance 1, so no key of the drafter's cache is missing or stale; a second request sees
+    nothing of the first."""
     if mode == "driven":
         driven()
     decoder.generate([1, 2, 3], "ssd" if mode == "ssd" else "sd", max_new_tokens=4, draft_length=3)
@@ -216,7 +216,7 @@ def test_a_script_alone(mode: str, decoder: Decoder, expected: list[int]) -> Non
 
 @pytest.mark.parametrize("mode", ["resident", "driven", "ssd"])
 def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected: list[int], driven: Callable[[], None]) -> None:
-    """The drafter works, its proposals are overwritten, and acceptance is the script's; cases.md, Decoding 11, 12."""
+    """The drafter works, its proposals are overwritten, and acceptance is the script's."""
     inner, decoder.drafter = decoder.drafter, scripted(expected, [2, 0, 3, 1], decoder.drafter)
     if mode == "driven":
         driven()
@@ -231,7 +231,7 @@ def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected:
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
 @pytest.mark.parametrize("at", [0, 1, 3, 4])
 def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, expected: list[int]) -> None:
-    """cases.md, Decoding 6, 8: an end that is accepted, or is the recovery token, stops there, at the limit as well; the limit
+    """An end that is accepted, or is the recovery token, stops there, at the limit as well; the limit
     likewise. In resident rounds, of three drafted tokens; in SSD, drafted by a branch from the second round on."""
     at = expected.index(expected[at])  # on a GPU random weights emit other tokens: one that came before ends there
     stopped = decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=3, stop_token_ids=[expected[at]])
@@ -254,7 +254,7 @@ def test_more_ends_than_the_device_holds_are_driven(decoder: Decoder, expected: 
 
 
 def test_the_last_slot_of_the_cache_is_used(load: Load) -> None:
-    """cases.md, Decoding 9: rounds in flight write past the capacity, into the slack."""
+    """Rounds in flight write past the capacity, into the slack."""
     decoder = load(drafter="random:0", capacity=len(PROMPT) + 3)
     outs = [decoder.generate(PROMPT, mode, max_new_tokens=4, draft_length=7).token_ids for mode in ("ar", "sd", "ssd")]
     assert outs[0] == outs[1] == outs[2]
@@ -275,7 +275,7 @@ def test_fp8_rounds(load: Load, driven: Callable[[], None]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_eagle3(recipe: str, load: Load, driven: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts that are wrong and, under a script, right: the same ids in AR, resident and driven rounds and SSD; the drafter's
-    proposals are the same in both kinds of rounds (cases.md, Decoding 13)."""
+    proposals are the same in both kinds of rounds. With stale features acceptance falls and no token differs."""
     monkeypatch.setattr(resident, "AHEAD", 1)  # rounds in flight at the end cost much here and are tested above
     decoder, drafter = eagle_decoder(load, recipe)
     prompt = PROMPT[:3]

@@ -112,7 +112,7 @@ def test_the_branches_are_those_that_python_makes(kind: str, load: Load, monkeyp
 
 
 def test_every_accepted_count_on_a_hit_and_on_a_miss(decoder: Decoder, expected: list[int]) -> None:
-    """cases.md, Decoding 10, 11, 12: the tokens are AR's, accepted and hit what the script says."""
+    """The tokens are AR's, accepted and hit what the script says."""
     counts = [0, 0, 1, 1, 2, 2, 3, 3]
     decoder.drafter = ScriptedDrafter([*PROMPT, *expected], counts, SHAPE.vocab_size, [True, False], decoder.drafter)
     result = decoder.generate(PROMPT, "ssd", max_new_tokens=TOKENS, draft_length=K, branches=2)
@@ -136,7 +136,7 @@ def slept(patch: pytest.MonkeyPatch, place: Any, name: str, device: str) -> None
 @pytest.mark.parametrize("late", ["drafter", "target", "nobody, without graphs"])
 def test_who_comes_first_changes_nothing(late: str, load: Load, device: str, expected: list[int],
                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 16, 17: a delay on either stream, graphs or none. On a GPU long enough to replay them."""
+    """A delay on either stream, graphs or none. On a GPU long enough to replay them."""
     tokens = TOKENS if device == "cuda" else 9
     if late == "drafter":
         slept(monkeypatch, Ahead, "prepare", device)
@@ -150,7 +150,7 @@ def test_who_comes_first_changes_nothing(late: str, load: Load, device: str, exp
 
 
 def test_a_stale_branch_is_never_served(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 18: every round has the same outcome, all accepted and then token 0; a round that prepared nothing finds
+    """Every round has the same outcome, all accepted and then token 0; a round that prepared nothing finds
     the branches of the round before, and must not take them. Nor may a request take those of the one before it."""
     decoder = load(drafter="random:0", graphs=False)
     decoder.model.head.zero_()  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ def run(decoder: Decoder, cache: KVCache, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [16, 48, 256])
 def test_logits_are_hugging_faces(kind: str, chunk: int, tiny_folders: dict[str, Path], recipe_of: Any) -> None:
-    """cases.md, Decoding 24: with a chunk of 48 or 256 and a head of 16, keys and values share no stride."""
+    """With a chunk of 48 or 256 and a head of 16, keys and values share no stride."""
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(tiny_folders[kind], dtype=torch.float32)
@@ -40,7 +40,7 @@ def test_logits_are_hugging_faces(kind: str, chunk: int, tiny_folders: dict[str,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_rows_alone_and_together_with_poisoned_slots(kind: str, recipe: str, load_tiny: Callable[..., Decoder]) -> None:
-    """cases.md, Decoding 1, 3, 5, 15: any split of the tokens into passes, any capacity, NaN in every free slot."""
+    """Any split of the tokens into passes, any capacity, NaN in every free slot."""
     decoder = load_tiny(kind, recipe)
     whole = decoder.model.new_cache(70)
     expected = run(decoder, whole, TOKENS)
@@ -119,7 +119,7 @@ def test_random_weights_follow_their_rule(tiny_shape: ModelShape) -> None:
 
 
 def test_rope_scaling_is_hugging_faces(make_model: Callable[..., Path], tmp_path: Path, recipe_of: Any) -> None:
-    """cases.md, Decoding 22: llama3 and YaRN scale by the configuration alone: short and long prompts rotate alike."""
+    """Llama3 and YaRN scale by the configuration alone: short and long prompts rotate alike."""
     from transformers import AutoModelForCausalLM
 
     scalings = {

@@ -41,7 +41,7 @@ def wide_range(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_linear_rows_alone_and_together(case: Case, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 1 and 2, F1: row r of 1 to 16 rows has the bits of the same row alone."""
+    """F1: row r of 1 to 16 rows has the bits of the same row alone."""
     monkeypatch.setattr(cpu, "SMALL", 0)
     precision = load_recipe(case.recipe).precision
     linear = make_linear(wide_range(case.N, case.K, 1), precision, wide_range(1, case.N, 2)[0])
@@ -130,7 +130,7 @@ def test_exp_is_exact_where_it_must_be_and_close_elsewhere() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 576, 1000])
 def test_elementwise_and_norm_rows(size: int) -> None:
-    """cases.md, Decoding 2: norm, SwiGLU and the sums have the same bits alone and among others."""
+    """Norm, SwiGLU and the sums have the same bits alone and among others."""
     x, weight = wide_range(9, size), wide_range(1, size, 3)[0]
     for op in (lambda x: ops.rms_norm(x, weight, 1e-5), ops.silu, ops.tree_sum, lambda x: ops.exp(-x.abs())):
         whole = op(x.clone())
@@ -158,7 +158,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, chu
 @given(first=st.integers(0, 70), rows=st.integers(1, 16), group=st.sampled_from([1, 3, 4, 7]),
        chunk=st.sampled_from([16, 32]), seed=st.integers(0, 1000))
 def test_attention_rows_and_reference(first: int, rows: int, group: int, chunk: int, seed: int) -> None:
-    """cases.md, Decoding 3: any length around a chunk boundary, any rows: the bits of each row alone, near fp64."""
+    """Any length around a chunk boundary, any rows: the bits of each row alone, near fp64."""
     generator = torch.Generator().manual_seed(seed)
     tokens = first + rows
     q = torch.randn(rows, 2 * group, 16, generator=generator) * 3
@@ -181,7 +181,7 @@ def test_merge_with_an_empty_chunk_changes_nothing() -> None:
 
 
 def test_argmax_takes_the_lowest_id_on_ties() -> None:
-    """cases.md, Decoding 4, at every distance and also far apart."""
+    """Of equal logits the lowest id wins, whatever the distance between them."""
     for size in (2, 17, 272, 49152):
         x = torch.zeros(3, size)
         x[1, size // 2] = x[1, size - 1] = 5

@@ -30,7 +30,7 @@ def push_all(decoder: Decoder, text: str, rules: EndRules) -> tuple[Output, list
 
 
 def test_stop_string_beats_the_limit_at_the_same_token(decoder: Decoder) -> None:
-    """cases.md, Decoding 8: both in one round, both at one token."""
+    """Both in one round, both at one token."""
     output, _ = push_all(decoder, "one END two", EndRules(7, stop=("END",)))
     assert (output.text, output.finish_reason, len(output.token_ids)) == ("one ", "stop", 7)
     output, _ = push_all(decoder, "one END two", EndRules(6, stop=("END",)))
@@ -60,7 +60,7 @@ def test_held_back() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_stop_strings_end_inside_a_draft(decoder: Decoder, mode: str) -> None:
-    """cases.md, Decoding 7: ids end with the token that completes the string, text before it, in every mode alike."""
+    """Ids end with the token that completes the string, text before it, in every mode alike."""
     ar = decoder.generate("stop", "ar", max_new_tokens=40, ignore_eos=True)
     drafter = decoder.drafter
     decoder.drafter = ScriptedDrafter([*decoder.tokenizer.encode("stop"), *ar.token_ids], [5, 2, 7], 259)

@@ -86,8 +86,8 @@ def test_too_much_shared_memory_is_a_resource_limit(arch: str, tmp_path: Path) -
 
 
 WINNERS = {
-    "the worklog's gate_up on B300": ("gate_up", LinearSchedule(128, 256, 3, 4), ("sm_103",)),
-    "the worklog's down on B300": ("down", LinearSchedule(64, 128, 3, 4, split_k=4), ("sm_103",)),
+    "gate_up on B300": ("gate_up", LinearSchedule(128, 256, 3, 4), ("sm_103",)),
+    "down on B300": ("down", LinearSchedule(64, 128, 3, 4, split_k=4), ("sm_103",)),
     "qkv on H200": ("qkv", LinearSchedule(64, 128, 4, 4, split_k=4), ("sm_90",)),
     "o on H200": ("o", LinearSchedule(64, 128, 6, 4, split_k=4), ("sm_90",)),
     "gate_up on H200": ("gate_up", LinearSchedule(128, 128, 3, 4, blocks_per_sm=3), ("sm_90",)),

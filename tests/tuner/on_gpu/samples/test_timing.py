@@ -110,7 +110,7 @@ def test_more_comparisons_make_wider_intervals() -> None:
 
 
 def test_the_method_is_right_about_equals_and_about_a_planted_slowdown() -> None:
-    """The rule of the issue: at most 5% false wins, a 3% slowdown found in 95%; here on made-up noise."""
+    """On made-up noise: at most 5% false wins, and a slowdown of 3% found in at least 95%."""
     found = calibrate([drifting({"one": 10.0, "same": 10.0}, 120 * CONFIRM_ROUNDS, noise=0.01)], "one", "same")
     assert found.ok(), found
     assert found.comparisons == 120
