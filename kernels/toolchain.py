@@ -119,14 +119,19 @@ def ptxas_path(capability: int) -> str:
                              action=REINSTALL) from None
 
 
-def nvdisasm_path() -> str:
-    """The disassembler that Triton's wheel brings. Raises ToolchainError."""
+def tool_path(name: str) -> str:
+    """nvdisasm or cuobjdump, as Triton's wheel brings it. Raises ToolchainError."""
     from triton import knobs
 
     try:
-        return str(knobs.nvidia.nvdisasm.path)
+        return str(getattr(knobs.nvidia, name).path)
     except RuntimeError as e:
-        raise ToolchainError(f"nvdisasm not found: {e}", expected="the tools of Triton's wheel", action=REINSTALL) from None
+        raise ToolchainError(f"{name} not found: {e}", expected="the tools of Triton's wheel", action=REINSTALL) from None
+
+
+def nvdisasm_path() -> str:
+    """The disassembler that Triton's wheel brings. Raises ToolchainError."""
+    return tool_path("nvdisasm")
 
 
 def release(tool: str) -> str:

@@ -250,6 +250,44 @@ def diff(context: click.Context, old: str, new: str | None, form: str, out: Path
 
 
 @cli.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.option("--require", "required", multiple=True, metavar="FAMILY", 
+              help="Instruction family that each kernel must have; repeatable.")
+@click.option("--forbid", "forbidden", multiple=True, metavar="FAMILY", 
+              help="Instruction family that no kernel may have; repeatable.")
+@click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Spilled bytes a thread that are still accepted.")
+@click.option("--reads-early", multiple=True, metavar="ARGUMENT",
+              help="Argument that no predecessor writes: it may be read before the dependency wait; repeatable.")
+@click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="JSON of an earlier run: exit 1 only where something got worse since.")
+@click.option("--format", "form", type=click.Choice(["text", "markdown", "html", "json"]), default="text", show_default=True,
+              help="For a terminal, a pull request, a browser, a program.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write there instead of printing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@click.pass_context
+def inspect(context: click.Context, paths: tuple[Path, ...], required: tuple[str, ...], forbidden: tuple[str, ...],
+            max_spill_bytes: int, reads_early: tuple[str, ...], baseline: Path | None, form: str, out: Path | None,
+            as_json: bool) -> None:
+    """Judge kernels that are compiled already: Triton caches, bundles, cubins, PTX, fat binaries. Needs no GPU.
+
+    Shows tensor-core instructions, spills, registers, shared memory and occupancy, and rejects FP8 that silently runs as
+    FP16, spills, and memory that is touched before the dependency wait. Architectures sm_80 to sm_120.
+
+    \b
+    tune-kernels inspect ~/.triton/cache
+    tune-kernels inspect kernel.cubin --require QGMMA --forbid HMMA
+    tune-kernels inspect build/cache --format json --out baseline.json
+    tune-kernels inspect build/cache --baseline baseline.json      # in CI: what got worse
+    """
+    from .inspect.command import run
+    from .inspect.judge import Demands
+
+    demands = Demands(required, forbidden, reads_early, max_spill_bytes)
+    context.exit(run(list(paths), demands, baseline=baseline, form="line" if as_json else form, out=out))
+
+
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:

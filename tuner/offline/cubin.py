@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 # Bits 9 to 11 are the operand form, so that 0x9f0 and 0xdf0 are both HGMMA.
-TENSOR_OPCODES = {0x03C: "HMMA", 0x1F0: "HGMMA", 0x1F3: "QGMMA"}
+TENSOR_OPCODES = {0x037: "IMMA", 0x03C: "HMMA", 0x03F: "DMMA", 0x07A: "QMMA", 0x1F0: "HGMMA", 0x1F1: "IGMMA", 0x1F3: "QGMMA"}
+ARCHES = (80, 86, 87, 89, 90, 100, 103, 120)  # architectures whose instructions are of this form
 UTC_MMA = 0x1EA  # UTCHMMA and UTCQMMA share it; bits 72 and 73 tell them apart
 UTC_KINDS = {0: "UTCHMMA", 3: "UTCQMMA"}
 STORE_LOCAL, LOAD_LOCAL, EXIT = 0x187, 0x183, 0x14D
@@ -42,18 +44,32 @@ class CubinFacts:
 
 
 def read_cubin(cubin: bytes) -> CubinFacts:
-    """Raises Unreadable where the file, a section or a tensor-core instruction isn't understood."""
+    """The facts of a cubin's one kernel. Raises Unreadable where the file, a section or a tensor-core instruction isn't
+    understood, or where it holds another number of kernels."""
+    kernels = read_kernels(cubin)
+    if len(kernels) != 1:
+        raise Unreadable(f"{len(kernels)} code sections; expected one kernel")
+    return next(iter(kernels.values()))
+
+
+def read_kernels(cubin: bytes) -> dict[str, CubinFacts]:
+    """Name → facts of each kernel in a cubin, in the file's order. Raises Unreadable where the file, a section or a tensor-core
+    instruction isn't understood."""
     try:
         elf = ELFFile(io.BytesIO(cubin))
         arch = _arch(elf.header.e_flags)
-        text = [s for s in elf.iter_sections() if s.name.startswith(".text.")]
-        if len(text) != 1:
-            raise Unreadable(f"{len(text)} code sections; expected one kernel")
-        code = text[0].data()
-        info = [s.data() for s in elf.iter_sections() if s.name == ".nv.info"]
+        sections = list(elf.iter_sections())
+        code = {s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")}
+        symbols = [symbol.name for table in sections if isinstance(table, SymbolTableSection) for symbol in table.iter_symbols()]
+        attributes = _attributes(next((s.data() for s in sections if s.name == ".nv.info"), b""))
     except (ELFError, ValueError, KeyError, AttributeError, struct.error, UnicodeDecodeError, OverflowError) as e:
         raise Unreadable(f"not a readable ELF file: {e}") from None
-    attributes = _attributes(info[0] if info else b"")
+    of = {symbols[index]: found for index, found in attributes.items() if index < len(symbols)}
+    return {name: _facts(arch, text, of.get(name, {})) for name, text in code.items()}
+
+
+def _facts(arch: int, code: bytes, attributes: dict[int, int]) -> CubinFacts:
+    """attributes: of this kernel, by number."""
     if REGISTERS not in attributes:
         raise Unreadable("no register count")
     low, high = _words(code)
@@ -74,7 +90,7 @@ def read_cubin(cubin: bytes) -> CubinFacts:
 def _arch(e_flags: int) -> int:
     """103 from the ELF flags: the second byte since CUDA 12.8's wheel tools, the lowest one before."""
     for arch in ((e_flags >> 8) & 0xFF, e_flags & 0xFF):
-        if arch in (90, 100, 103):
+        if arch in ARCHES:
             return arch
     raise Unreadable(f"unknown architecture in ELF flags {e_flags:#x}")
 
@@ -93,15 +109,16 @@ def _local_bytes(opcode: np.ndarray, high: np.ndarray, which: int) -> int:
     return int(LOCAL_WIDTH[sizes].sum())
 
 
-def _attributes(info: bytes) -> dict[int, int]:
-    """Attribute → value of the single kernel, from .nv.info: (format, attribute, size) headers of 4 bytes."""
-    found: dict[int, int] = {}
+def _attributes(info: bytes) -> dict[int, dict[int, int]]:
+    """Symbol → attribute → value of each kernel, from .nv.info: (format, attribute, size) headers of 4 bytes."""
+    found: dict[int, dict[int, int]] = {}
     at = 0
     while at + 4 <= len(info):
         form, attribute, size = info[at], info[at + 1], struct.unpack_from("<H", info, at + 2)[0]
         at += 4
         if form == 4:  # a sized value: (symbol, number) where it is about a kernel
             if size == 8 and at + 8 <= len(info):
-                found[attribute] = struct.unpack_from("<II", info, at)[1]
+                symbol, value = struct.unpack_from("<II", info, at)
+                found.setdefault(symbol, {})[attribute] = value
             at += size
     return found

@@ -1,0 +1,155 @@
+"""From an artefact to what it is: families of tensor-core instructions, spills, resources, and what is wrong with it.
+
+Two things count as wrong beside spills: FP8 operands that are converted to f16 where no FP8 instruction runs, and, under
+programmatic dependent launch, memory that is touched before the dependency wait. `Demands` adds the user's own. A cubin that
+can't be read is `not_inspectable`, never a pass.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...kernels.operation import Instructions
+from ...kernels.toolchain import ptxas_path
+from ...shapes.errors import ShapeError
+from ...shapes.target import load_arch
+from ..offline.cubin import CubinFacts, Unreadable, read_kernels
+from ..offline.early_access import before_wait
+from ..offline.inspection import Reason, blocks_per_sm, instruction_reasons, ptx_lines, resource_reasons
+from .find import Artefact
+
+CONVERSIONS = ("cvt.rn.f16x2.e4m3x2", "cvt.rn.f16x2.e5m2x2")  # FP8 to f16
+FP8_FAMILIES = ("QGMMA", "UTCQMMA", "QMMA")
+_TARGET = re.compile(r"^\.target\s+sm_(\d+)", re.MULTILINE)
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)", re.DOTALL)
+_POINTERS = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.\w+\s+\.ptr\b|\.param\s+\.align\s+\d+\s+\.b8\b")
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What the user demands. required, forbidden: instruction families; reads_early: arguments that may be read before the
+    dependency wait; max_spill_bytes: per thread, of stores or loads."""
+
+    required: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+    reads_early: tuple[str, ...] = ()
+    max_spill_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """One kernel as it is. Spills and stack are bytes per thread, shared memory bytes per block; None: this artefact doesn't say.
+
+    instructions: tensor-core family → count; conversions: PTX lines that turn FP8 into f16; reasons: empty where it is accepted.
+    """
+
+    name: str
+    where: str
+    arch: str | None = None
+    instructions: dict[str, int] | None = None
+    conversions: tuple[str, ...] = ()
+    registers: int | None = None
+    spill_store_bytes: int | None = None
+    spill_load_bytes: int | None = None
+    stack_bytes: int | None = None
+    shared_bytes: int | None = None
+    blocks_per_sm: int | None = None
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """accepted or rejected."""
+        return "rejected" if self.reasons else "accepted"
+
+
+def inspect(artefact: Artefact, demands: Demands) -> Iterator[Inspected]:
+    """Every kernel of one artefact. PTX without a cubin is assembled here, by the ptxas of Triton's wheel."""
+    name = Path(artefact.where).name.split(".")[0]
+    if artefact.problem is not None:
+        yield _unreadable(name, artefact.where, artefact.problem)
+        return
+    try:
+        cubin = artefact.cubin if artefact.cubin is not None else _assembled(artefact.ptx or "")
+        kernels = read_kernels(cubin)
+    except Unreadable as e:
+        yield _unreadable(name, artefact.where, str(e))
+        return
+    if not kernels and not artefact.embedded:  # a linker leaves empty ones in a fat binary
+        yield _unreadable(name, artefact.where, "a cubin without code")
+    for kernel, facts in kernels.items():
+        yield _judged(kernel, facts, artefact, demands)
+
+
+def _unreadable(name: str, where: str, problem: str) -> Inspected:
+    return Inspected(name, where, reasons=(Reason("not_inspectable", problem),))
+
+
+def _judged(name: str, facts: CubinFacts, artefact: Artefact, demands: Demands) -> Inspected:
+    """Facts, then the rules."""
+    metadata, ptx = artefact.metadata, artefact.ptx
+    if ptx is not None and not re.search(rf"\.entry\s+{re.escape(name)}\s*\(", ptx):
+        ptx = None  # another kernel's
+    lines, conversions = ptx_lines(ptx or "", CONVERSIONS)
+    shown = tuple(lines)
+    reasons = instruction_reasons(facts.instructions, Instructions(demands.required, demands.forbidden), shown)
+    if conversions and facts.instructions and not any(family in facts.instructions for family in FP8_FAMILIES):
+        reasons.append(Reason("wrong_instruction", f"FP8 is converted to f16, and {', '.join(facts.instructions)} multiplies it",
+                              tuple(conversions)))
+    spilled = max(facts.spill_store_bytes, facts.spill_load_bytes)
+    if spilled > demands.max_spill_bytes:
+        reasons.append(Reason("register_spill", f"{facts.spill_store_bytes:,} B of spill stores, "
+                              f"{facts.spill_load_bytes:,} B of loads, {facts.stack_bytes:,} B of stack; limit "
+                              f"{demands.max_spill_bytes:,} B"))
+    fit = None
+    try:
+        target = load_arch(f"sm_{facts.arch}")
+    except ShapeError:
+        target = None  # an architecture whose limits nobody listed: occupancy isn't known
+    if target and metadata:
+        reasons += resource_reasons(metadata.shared_bytes, metadata.tmem_columns, target)
+        fit = blocks_per_sm(facts.registers, metadata.shared_bytes, metadata.tmem_columns, metadata.num_warps, target)[0]
+    if metadata and metadata.launch_pdl:
+        reasons += _early(ptx, artefact.pointers, demands.reads_early)
+    return Inspected(
+        name, artefact.where, f"sm_{facts.arch}", facts.instructions, tuple(conversions), facts.registers,
+        facts.spill_store_bytes, facts.spill_load_bytes, facts.stack_bytes, metadata.shared_bytes if metadata else None, fit,
+        tuple(reasons))
+
+
+def _early(ptx: str | None, pointers: tuple[str, ...], allowed: tuple[str, ...]) -> list[Reason]:
+    """What is touched before the dependency wait. Without names from TTIR, arguments are numbered."""
+    if ptx is None:
+        return [Reason("not_inspectable", "launched with programmatic dependent launch, and there is no PTX to follow")]
+    entry = _ENTRY.search(ptx)
+    count = len(_POINTERS.findall(entry.group(2))) if entry else 0
+    names = (*pointers, *(f"pointer {i}" for i in range(len(pointers), count)))
+    try:
+        accesses = before_wait(ptx, names)
+    except Unreadable as e:
+        return [Reason("not_inspectable", str(e))]
+    if accesses is None:
+        return [Reason("early_access", "launched with programmatic dependent launch, and it never waits")]
+    lines = tuple(f"{a.name or 'an address of unknown origin'} {'written' if a.writes else 'read'}: {a.line}" for a in accesses
+                  if a.writes or a.name not in allowed)
+    return [Reason("early_access", "memory is touched before the kernel waits for its predecessor, which may still write it; "
+                                   "--reads-early NAME declares what no predecessor writes", lines)] if lines else []
+
+
+def _assembled(ptx: str) -> bytes:
+    """The cubin of PTX, for the target that it names. Raises Unreadable with what the assembler says."""
+    target = _TARGET.search(ptx)
+    if target is None:
+        raise Unreadable("PTX without a .target line")
+    line = ptx[target.start():].split("\n", 1)[0]
+    arch = re.findall(r"sm_\w+", line)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(ptx)
+        done = subprocess.run([ptxas_path(int(target.group(1))), f"--gpu-name={arch}", str(source), "-o", str(out)],
+                              capture_output=True, text=True, errors="replace")
+        if done.returncode != 0 or not out.is_file():
+            raise Unreadable(f"ptxas can't assemble it: {done.stderr.strip()[:300]}")
+        return out.read_bytes()
