@@ -1,13 +1,17 @@
 """`tune-kernels --on-gpu` on a machine without a GPU: replay, dry run, refusals; and a B300 run up to the launch."""
 
+import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import triton
 from click.testing import CliRunner
-from fake_gpu import B300, H200, RECIPE, SPLIT, FakeMeasurer, FakeProbe, candidates, write_bundle
+from fake_gpu import B300, H200, H200_RUN, RECIPE, SPLIT, FakeMeasurer, FakeProbe, candidates, write_bundle
 from stand_in_driver import Driver, Tensor
 from triton.runtime import driver
 from tune_kernels.kernels import bundle, registry
@@ -144,3 +148,65 @@ def test_a_b300_run_launches_every_survivor_from_its_bundle(tmp_path: Path, monk
     [row] = outcome.promoted.rows
     assert (row.kernel, row.artefact.instructions) == ("o", ("UTCQMMA",))
     assert row.timing.previous and row.timing.previous.schedule == default
+
+
+def test_where_the_report_cant_be_written_nothing_is_promoted(recorded: Path, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """F12: a full disk under --out."""
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tune_kernels.tuner.offline.record.replace_text", full)
+    done = invoke("--on-gpu", "--replay", recorded, "--out", tmp_path / "out", "--schedules", tmp_path / "s", "--promote")
+    assert isinstance(done.exception, UserError)
+    assert "No space left" in str(done.exception)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_terminal_without_the_characters_shows_all_the_same(recorded: Path, tmp_path: Path) -> None:
+    """F23: a traceback after the promotion."""
+    command = [sys.executable, "-m", "tune_kernels.tuner", "--on-gpu", "--replay", recorded, "--out", tmp_path / "out",
+               "--schedules", tmp_path / "s", "--promote"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "100"})
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "promoted: " in done.stdout.splitlines()[-1]
+    [path] = (tmp_path / "s").glob("*/*.json")
+    assert store.read(path).rows
+
+
+def test_text_from_outside_is_no_markup(recorded: Path, tmp_path: Path) -> None:
+    """F22: a dead candidate's last words."""
+    path = recorded / "recording.json"
+    table = json.loads(path.read_text())
+    contest = table["contests"]["down"]
+    dead = next(n for n in contest["order"] if n != contest["incumbent"] and n not in table["gate"]["accepted"].values())
+    contest["dead"][dead] = ["crash", "[/b] in [/usr/lib/x] [red]"]
+    contest["origin"] = "promoted"
+    table["machine"]["driver"] = "[/nothing]"
+    path.write_text(json.dumps(table))
+    for columns in (80, 200):
+        done = CliRunner().invoke(cli, ["--on-gpu", "--replay", str(path), "--out", str(tmp_path / "out"), "--schedules",
+                                        str(tmp_path / "s"), "--dry-run"], env={"COLUMNS": str(columns)})
+        assert done.exit_code == 0, done.exception
+        assert "crash: [/b] in [/usr/lib/x] [red]" in done.output
+
+
+def test_the_terminal_begins_with_the_decisions(tmp_path: Path) -> None:
+    """F38: at 80 columns the summary was 521 lines, and nothing said which model was the full one."""
+    runner = CliRunner(env={"COLUMNS": "80"})
+    done = runner.invoke(cli, ["--on-gpu", "--replay", str(H200_RUN), "--out", str(tmp_path), "--schedules", str(tmp_path / "s")])
+    lines = done.output.splitlines()
+    assert lines[0].startswith("lm_head_logits: gain: ")
+    assert lines[3].startswith("o: refused: slower in the full model")
+    assert lines.index("1 gain (lm_head_logits), 2 refused (o, qkv), 5 unchanged") < 25
+    assert "full model qwen2.5-7b, weights random:0: 1728 tokens compared" in done.output
+    table = runner.invoke(cli, ["--on-gpu", "--replay", str(H200_RUN), "--out", str(tmp_path)], env={"COLUMNS": "150"}).output
+    assert "decision and why" in table and table.index("refused") < table.index("candidates")
+
+
+@pytest.mark.parametrize("options", [["--storage", "x"], ["--budget", "5"], ["--weights", "random:1"], ["--kernel", "down"]])
+def test_what_a_replay_would_ignore_is_refused(recorded: Path, options: list[str]) -> None:
+    """F38: --storage with --replay was ignored, unsaid."""
+    done = invoke("--on-gpu", "--replay", recorded, *options)
+    assert (done.exit_code, f"{options[0]} means nothing to --replay" in done.output) == (2, True), done.output

@@ -407,3 +407,115 @@ def test_a_recorded_drafter_left_its_models_rows_alone() -> None:
     outcome = on_gpu.replay(H200_RUN.with_name("h200-qwen2.5-7b-eagle3.json"))
     assert set(outcome.gate.rejected) == {"o"}
     assert {row.kernel for row in outcome.promoted.rows} == {"qkv", "fc", "attention", "lm_head", "lm_head_logits"}
+
+
+def machine_of(uuid: str) -> Machine:
+    return replace(H200, clocks="at most 700 W", uuid=uuid)
+
+
+def test_samples_of_another_gpu_are_left_alone(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    """F10: an H200's samples became an H200 NVL's winner, with nothing timed. Back on the first GPU, they count again."""
+    first, second, third = (FakeMeasurer(time_us) for _ in range(3))
+    run(first, machine=machine_of("GPU-a"))
+    other = run(second, machine=machine_of("GPU-b"))
+    assert second.timed and second.checks, "timed anew"
+    assert winner(other) == BEST
+    aside = tmp_path / "out" / f"recording-{machine_of('GPU-a').digest}.json"
+    assert recording.load(aside).machine.uuid == "GPU-a"
+    run(third, machine=machine_of("GPU-a"))
+    assert (third.checks, third.timed) == (0, [])
+
+
+@pytest.mark.parametrize("change", [{"driver": "590.0"}, {"clocks": "at most 500 W"}, {"uuid": "GPU-b"}])
+def test_another_driver_or_clocks_policy_is_timed_anew(run: Callable[..., Outcome], change: dict[str, str]) -> None:
+    """F10."""
+    run(machine=machine_of("GPU-a"))
+    again = FakeMeasurer(time_us)
+    run(again, machine=replace(machine_of("GPU-a"), **change))
+    assert again.timed
+
+
+def test_a_run_that_throttles_says_so_and_is_timed_again(run: Callable[..., Outcome]) -> None:
+    """F11: exit code 0, `finished`, and never timed again."""
+    hot = run(FakeMeasurer(time_us, throttled=lambda i: True))
+    [decision] = make_report(hot).decisions
+    assert (decision.outcome, decision.proposed) == ("throttled", None)
+    assert not hot.promoted.rows
+    assert not hot.complete, "exit code 1"
+    cool = FakeMeasurer(time_us)
+    assert winner(run(cool)) == BEST
+    assert cool.timed and cool.checks == 0
+
+
+def test_a_large_space_that_throttles_gives_its_variants_back(tmp_path: Path) -> None:
+    """F11: what throttling spoilt is claimed anew, not held for dead."""
+    many = [LinearSchedule(n, k, stages, warps, split_k=SPLIT) for n in (64, 128) for k in (64, 128) for stages in (2, 3)
+            for warps in (4, 8)]
+    made = write_bundle(tmp_path / "bundle", {"down": list(dict.fromkeys([DEFAULT, *many]))})
+    request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out", storage=str(tmp_path / "study"))
+    measurer = FakeMeasurer(lambda s: 20.0 if s == DEFAULT else 18.0, throttled=lambda i: True)
+    on_gpu.tune(request, H200, measurer, lambda _: FakeProbe(lambda s: 1.0), lambda line: None)
+    measurer.throttled = lambda i: False
+    outcome = on_gpu.tune(request, H200, measurer, lambda _: FakeProbe(lambda s: 1.0), lambda line: None)
+    timed = {n for b in outcome.recording.contests["down"].batches for n in b.samples_us if b.enough}
+    assert timed == set(outcome.recording.contests["down"].entrants)
+
+
+def test_a_confirmation_spans_processes(run: Callable[..., Outcome]) -> None:
+    """F11: the same artefact differs by up to 5% from one process to another."""
+    contest = run().recording.contests["down"]
+    assert len(contest.confirmations()) == 2
+    assert all(schedule_id(BEST) in b.samples_us for listed in contest.confirmations().values() for b in listed)
+
+
+def test_a_gain_below_the_resolution_is_a_tie(run: Callable[..., Outcome]) -> None:
+    """F11: -0.1% was promoted where 0.85% are resolved."""
+    outcome = run(FakeMeasurer(lambda s: 19.98 if s == BEST else 20.0, noise=0.002))
+    assert winner(outcome) == DEFAULT
+    rule = outcome.rankings["down"].rule
+    assert rule.resolution and rule.resolution > 0.001
+
+
+def test_time_left_is_shown(tmp_path: Path) -> None:
+    """F35."""
+    made = write_bundle(tmp_path / "bundle", {"down": candidates(), "o": candidates("o")})
+    request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out", budget=100)
+    lines: list[str] = []
+    on_gpu.tune(request, H200, FakeMeasurer(time_us), lambda _: FakeProbe(step_us), lines.append)
+    assert "process 1, 1 of 2: down: " in lines[0]
+    assert "of 100 s left" in lines[0]
+
+
+def test_a_bundle_of_another_model_with_the_same_name_is_refused(tmp_path: Path) -> None:
+    """F34: a model is its shapes, its name a label."""
+    made = write_bundle(tmp_path / "bundle", {"down": candidates()}, model="llama-3.1-8b")
+    table = json.loads((made / "report.json").read_text())
+    (made / "report.json").write_text(json.dumps({**table, "model": "qwen2.5-7b"}))
+    request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out")
+    with pytest.raises(SpaceError, match="down is LinearShape"):
+        on_gpu.tune(request, H200, FakeMeasurer(time_us), None, lambda line: None)
+    (made / "report.json").write_text(json.dumps({**table, "model": "a-copy-of-llama"}))
+    outcome = on_gpu.tune(replace(request, model="llama-3.1-8b"), H200, FakeMeasurer(time_us), None, lambda line: None)
+    assert outcome.recording.model == "llama-3.1-8b"
+
+
+def test_a_refused_schedule_is_never_called_the_winner() -> None:
+    """F30: from the recording of Qwen2.5-7B `o` was a green winner, refused 16,000 pixels below; 7 unchanged schedules were
+    promotable."""
+    report = make_report(on_gpu.replay(H200_RUN))
+    decisions = {d.kernel: d for d in report.decisions}
+    assert [d.kernel for d in report.decisions][:3] == ["lm_head_logits", "o", "qkv"], "gains and refusals come first"
+    assert (decisions["o"].outcome, decisions["o"].describe_full_model()) == ("refused", "ar +5.3% to +5.4%: proves a slowdown")
+    assert report.kernels_with("gain") == ("lm_head_logits",)
+    assert len(report.kernels_with("unchanged")) == 5
+    assert decisions["o"].alone and decisions["o"].alone.ratio == pytest.approx(0.577, abs=0.001)
+    o = next(k for k in report.kernels if k.kernel == "o")
+    assert {p.status for p in o.places if p.name == o.fastest} == {"refused"}
+    page = render_gpu_report(report)
+    assert page.index("slower in the full model") < page.index("<svg")
+    assert page.index('id="o"') > page.index("slower in the full model")
+    section = page[page.index('aria-labelledby="o"'):page.index('aria-labelledby="qkv"')]
+    assert "winner" not in section and 'class="good"' not in section
+    half = make_report(on_gpu.replay(H200_RUN.with_name("h200-qwen2.5-0.5b.json")))
+    said = {d.kernel: d.describe_full_model() for d in half.decisions}
+    assert "proves a slowdown" in said["o"] and "doesn't exclude a slowdown" in said["qkv"]

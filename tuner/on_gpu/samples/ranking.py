@@ -1,7 +1,8 @@
 """From samples to the fastest candidate: a pure function, the same on a live run and on a replay.
 
-A candidate is claimed to be faster or slower where each of the worker processes that confirm it says so beyond noise, and the
-difference is larger than the resolution that the run's own confirmations show. Everything else is a tie.
+A candidate is claimed to be faster or slower where each of the worker processes that confirm it finds it so beyond noise, and the
+difference is larger than the resolution that the run's own confirmations show, and than the processes differ among themselves.
+Everything else is a tie.
 """
 
 from collections.abc import Mapping, Sequence
@@ -114,6 +115,9 @@ def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: 
     if rule.resolution is None or abs(versus.ratio - 1) <= rule.resolution:
         resolved = "nothing" if rule.resolution is None else f"{100 * rule.resolution:.2f}%"
         return Claim("tie", f"below the resolution of this run: {resolved}", versus)
+    spread = max(p.ratio for p in each) - min(p.ratio for p in each)
+    if abs(versus.ratio - 1) <= spread:
+        return Claim("tie", f"the processes differ by as much: {100 * spread:.1f}%", versus)
     if len(each) < rule.processes:
         return Claim("tie", f"confirmed in {len(each)} of {rule.processes} processes", versus)
     return Claim(said.pop(), "", versus)
