@@ -127,7 +127,7 @@ def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
     problem = first_problem(
         common_contract(schedule),
         power_of_two("BLOCK_D", schedule.BLOCK_D, 16, 256),
-        power_of_two("splits", schedule.splits, 1, 512),
+        power_of_two("splits", schedule.splits, 1, 64),
     )
     if problem:
         return problem

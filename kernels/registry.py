@@ -9,6 +9,7 @@ from ..schedules.store import Key
 from ..shapes.model import KernelShape, LinearShape
 from ..shapes.target import Target
 from . import attention, bundle, linear, lm_head, merge, toolchain
+from .findings import FINDINGS
 from .fixed import FIXED
 from .linear import PRELOADED
 from .operation import AnyOperation, Jitted
@@ -25,17 +26,20 @@ TUNABLE: dict[str, AnyOperation] = {
     "lm_head_logits": lm_head.LOGITS,
 }
 
+IN_SPACES: dict[str, AnyOperation] = TUNABLE | {name: finding.operation for name, finding in FINDINGS.items()}
+
 # lm_head_logits has no default of its own: it must have lm_head's bits, so it has lm_head's schedule.
 DEFAULT_OF = {"lm_head_logits": "lm_head"}
 
 
 def known(kernel: str) -> bool:
     """Whether there is a kernel of this name."""
-    return kernel in TUNABLE or kernel in FIXED
+    return kernel in IN_SPACES or kernel in FIXED
 
 
 def operation(kernel: str) -> AnyOperation:
-    return TUNABLE[kernel] if kernel in TUNABLE else FIXED[kernel].operation
+    """The operation of a kernel of this name. Raises KeyError."""
+    return IN_SPACES[kernel] if kernel in IN_SPACES else FIXED[kernel].operation
 
 
 def jitted() -> list[Jitted]:

@@ -84,7 +84,7 @@ def load_space(name_or_path: str) -> Space:
 def _grid(table: Any, where: str) -> Grid:
     if not isinstance(table, dict):
         raise SpaceError(f"{where}: is {table!r}", expected="a table [[grid]]")
-    kernels = _names(table.get("kernels"), list(registry.TUNABLE), f"{where}: kernels")
+    kernels = _names(table.get("kernels"), list(registry.IN_SPACES), f"{where}: kernels")
     targets = _names(table.get("targets", list(ARCHES)), list(ARCHES), f"{where}: targets")
     chosen: dict[str, tuple[Any, ...]] = {}
     for knob, value in table.items():
@@ -95,14 +95,14 @@ def _grid(table: Any, where: str) -> Grid:
             raise SpaceError(f"{where}: {knob} is an empty list", expected="at least one value")
         for kernel in kernels:
             for v in listed:
-                if problem := check_knob(registry.TUNABLE[kernel].schedule_type, knob, v):
+                if problem := check_knob(registry.IN_SPACES[kernel].schedule_type, knob, v):
                     raise SpaceError(f"{where}: {kernel}: {problem}")
         chosen[knob] = tuple(dict.fromkeys(listed))
     size = math.prod(len(values) for values in chosen.values())
     if size > MAX_CANDIDATES:
         raise SpaceError(f"{where}: {size:,} candidates", expected=f"at most {MAX_CANDIDATES:,} in one grid")
     for kernel in kernels:  # knobs without a default must be given: checked here, on the first candidate
-        schedule_from_dict(registry.TUNABLE[kernel].schedule_type, {k: v[0] for k, v in chosen.items()},
+        schedule_from_dict(registry.IN_SPACES[kernel].schedule_type, {k: v[0] for k, v in chosen.items()},
                            f"{where}: {kernel}")
     return Grid(kernels, targets, chosen)
 
@@ -120,7 +120,7 @@ def _names(value: Any, known: Sequence[str], where: str) -> tuple[str, ...]:
 
 def schedules(space: Space, kernel: str, arch: str) -> list[Schedule]:
     """The space's schedules of one kernel for one target, each once, in the order of the file."""
-    kind = registry.TUNABLE[kernel].schedule_type
+    kind = registry.IN_SPACES[kernel].schedule_type
     found: dict[Schedule, None] = {}
     for grid in space.grids:
         if kernel in grid.kernels and arch in grid.targets:
