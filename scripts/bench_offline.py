@@ -27,12 +27,11 @@ from tune_kernels.shapes.model import shape_from_dict
 from tune_kernels.shapes.target import ARCHES, load_arch
 from tune_kernels.tuner.offline import compile as compilation
 from tune_kernels.tuner.offline.inspection import blocks_per_sm
-from tune_kernels.tuner.offline.report import Report
 
 FAMILIES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b")
 
 
-def timed_sweep(out: Path, target: str, jobs: int, **more: Any) -> tuple[Report, float]:
+def timed_sweep(out: Path, target: str, jobs: int, **more: Any) -> tuple[dict[str, Any], float]:
     """A sweep in a process of its own, cold imports included, as a user runs it."""
     started = time.perf_counter()
     arguments = [f"--{k}={v}" for k, v in more.items()]
@@ -42,7 +41,7 @@ def timed_sweep(out: Path, target: str, jobs: int, **more: Any) -> tuple[Report,
     return json.loads((out / "report.json").read_text()), seconds
 
 
-def reached_cubin(report: Report) -> list[dict[str, Any]]:
+def reached_cubin(report: dict[str, Any]) -> list[dict[str, Any]]:
     """Every variant that was compiled to the end, with those kernels that come with the tuned ones."""
     return [v for v in report["variants"] if v["stage"] == "sass"]
 

@@ -44,8 +44,8 @@ AT_ONCE = 10  # comparisons in one task
 def record(bundle: Path, kernels: list[str], comparisons: int, scratch: Path) -> dict[str, list[Batch]]:
     """Batches by kernel: each kernel's incumbent against itself."""
     report = read_report(bundle)
-    recipe, target = load_recipe(report["recipe"]), sku_of(gpu_state.this_machine())
-    wanted = Conditions(report["model"], None, target, recipe)
+    recipe, target = load_recipe(report.recipe), sku_of(gpu_state.this_machine())
+    wanted = Conditions(report.model, None, target, recipe)
     found = survivors.find_survivors(bundle, wanted, kernels, bundle)
     contests, skipped = survivors.contests(found, kernels, wanted)
     for kernel, why in skipped.items():

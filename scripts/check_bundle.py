@@ -14,15 +14,12 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
 from tune_kernels.kernels import registry
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.schedules.schedule import schedule_from_dict
-from tune_kernels.shapes.model import shape_from_dict
-from tune_kernels.tuner.offline.report import read_report
+from tune_kernels.tuner.offline.report import Variant, read_report
 from tune_kernels.tuner.on_gpu.samples.gate import Checked, Failure, stored_checked
 from tune_kernels.tuner.on_gpu.samples.machine import sku_of
 from tune_kernels.tuner.on_gpu.worker import checks, gpu_state
@@ -31,14 +28,13 @@ from tune_kernels.tuner.on_gpu.worker.process import install
 from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 
-def check(variant: dict[str, Any], target: str, recipe: str, bundle: Path) -> Checked:
+def check(variant: Variant, target: str, recipe: str, bundle: Path) -> Checked:
     """The checks of one variant. A candidate that raises is a finding, and the others still count."""
-    problem = Problem(variant["kernel"], shape_from_dict(variant["shape"], variant["id"]), target, recipe, str(bundle))
-    schedule = schedule_from_dict(registry.operation(variant["kernel"]).schedule_type, variant["schedule"], variant["id"])
+    problem = Problem(variant.kernel, variant.shape, target, recipe, str(bundle))
     try:
-        checks.require_artefact(problem, schedule)
+        checks.require_artefact(problem, variant.schedule)
         install(problem.bundle)
-        return checks.run_checks(checks.usual_case(problem), checks.wide_case(problem), schedule)
+        return checks.run_checks(checks.usual_case(problem), checks.wide_case(problem), variant.schedule)
     except Exception as e:
         return Checked(failure=Failure("launch", f"{type(e).__name__}: {e}"[:500]))
 
@@ -51,16 +47,16 @@ def main() -> int:
     counter = count_calls()
     report = read_report(options.bundle)
     machine = gpu_state.this_machine()
-    target, recipe = sku_of(machine), load_recipe(report["recipe"])
-    variants = [v for v in report["variants"]
-                if v["target"] == target.arch and v["verdict"] == "accepted" and v["kernel"] in registry.TUNABLE]
+    target, recipe = sku_of(machine), load_recipe(report.recipe)
+    variants = [v for v in report.variants
+                if v.target == target.arch and v.accepted and v.kernel in registry.TUNABLE]
     started = time.perf_counter()
     found: dict[str, list[tuple[str, Checked]]] = {}
     for variant in variants:
         checked = check(variant, target.name, recipe.name, options.bundle.absolute())
-        found.setdefault(variant["kernel"], []).append((variant["id"], checked))
+        found.setdefault(variant.kernel, []).append((variant.id, checked))
         if checked.failure:
-            print(f"{variant['id']} {variant['kernel']}: {checked.failure.stage}: {checked.failure.detail}")
+            print(f"{variant.id} {variant.kernel}: {checked.failure.stage}: {checked.failure.detail}")
     for kernel, mine in found.items():
         good = [c for _, c in mine if not c.failure]
         worst = max((c.error for _, c in mine if c.error is not None), default=float("nan"))

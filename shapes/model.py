@@ -5,6 +5,8 @@ checks. Sizes only: weights, tokenizers and RoPE tables are the decoder's busine
 """
 
 import dataclasses
+import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -176,6 +178,12 @@ class ModelShape:
     rope_scaling: Mapping[str, object] | None = None
     target_hidden_size: PositiveInt | None = None
     draft_vocab_size: PositiveInt | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of the sizes, 16 hexadecimal digits: a model is its sizes, its name a label."""
+        sizes = {name: value for name, value in dataclasses.asdict(self).items() if name not in ("name", "source")}
+        return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def attention_shape(self) -> AttentionShape:

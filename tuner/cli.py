@@ -109,7 +109,7 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
             raise click.UsageError(f"--{name.replace('_', '-').removesuffix('s')} means nothing to {asked[0]}")
     chosen = {name: options[name] for name in names}
     if offline:
-        context.exit(_offline(as_json, **{**chosen, "out": chosen["out"] or Path("build/offline")}))
+        context.exit(_offline(as_json, {name: value for name, value in chosen.items() if value is not None}))
     from .on_gpu.command import run
     from .on_gpu.run import Request
 
@@ -125,32 +125,30 @@ ON_GPU = ("model", "kernels", "recipe", "out", "bundle", "weights", "budget", "s
           "replay")
 
 
-def _offline(as_json: bool, model: str, targets: tuple[str, ...], kernels: tuple[str, ...], space: str, recipe: str,
-             jobs: int | None, out: Path, fresh: bool, max_spill_bytes: int, executor: str | None, schedules: Path | None) -> int:
+def _offline(as_json: bool, options: dict[str, Any]) -> int:
+    """Sweep and print the summary. options: the fields of SweepRequest that were given. Returns the exit code."""
     from rich.console import Console
 
     from ..kernels.registry import TUNABLE
     from .offline.report import print_summary
-    from .offline.sweep import Request, sweep
+    from .offline.sweep import SweepRequest, sweep
 
     console = Console(stderr=as_json)
-    request = Request(model=model, kernels=kernels, space=space, recipe=recipe, jobs=jobs or 0, out=out, fresh=fresh,
-                      max_spill_bytes=max_spill_bytes, executor=executor, schedules=schedules,
-                      **({"targets": targets} if targets else {}))
+    request = SweepRequest(**options)
     with _watcher(console, quiet=as_json) as watch:
         report = sweep(request, watch)
     if as_json:
-        click.echo(json.dumps({"report": str(out / "report.json"), "counts": report["counts"], "audit": report["audit"],
-                               "toolchain": report["toolchain"], "seconds": report["seconds"]}))
+        click.echo(json.dumps({"report": str(request.out / "report.json"), "counts": vars(report.counts),
+                               "audit": vars(report.audit), "toolchain": vars(report.toolchain), "seconds": report.seconds}))
     else:
-        print_summary(report, console, out)
-    survived = any(v["verdict"] == "accepted" and v["kernel"] in TUNABLE for v in report["variants"])
+        print_summary(report, console, request.out)
+    survived = any(v.accepted and v.kernel in TUNABLE for v in report.variants)
     if not survived:
         click.echo("nothing survived: every variant was rejected; see the reasons in the report", err=True)
-    if report["audit"]["disagreed"]:
-        click.echo(f"audit failed: {', '.join(report['audit']['disagreed'])} would have been accepted; this is a fault of "
+    if report.audit.disagreed:
+        click.echo(f"audit failed: {', '.join(report.audit.disagreed)} would have been accepted; this is a fault of "
                    "tune-kernels: please report it", err=True)
-    return 0 if survived and not report["audit"]["disagreed"] else 1
+    return 0 if survived and not report.audit.disagreed else 1
 
 
 class _watcher:  # noqa: N801 - a context manager, used like a function
@@ -211,7 +209,7 @@ def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> No
     except UserError as e:
         problem = str(e)
     if as_json:
-        click.echo(json.dumps({**variant, "sass": code and code.sass, "ptx": code and code.ptx, "no_code": problem}))
+        click.echo(json.dumps({**variant.to_dict(), "sass": code and code.sass, "ptx": code and code.ptx, "no_code": problem}))
         return
     for line in describe(variant, code, problem):
         click.echo(line)

@@ -45,10 +45,12 @@ def write_bundle(folder: Path, schedules: Mapping[str, Sequence[Schedule]], sku:
          "target": target.arch, "shape": shape_to_dict(shapes[kernel]), "schedule": schedule_to_dict(s), "verdict": "accepted",
          "stage": "sass", "reasons": [], "warnings": [], "lines": [], "instructions": ["QGMMA"], "registers": 80,
          "spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0, "shared_bytes": 1000, "tmem_columns": 0,
-         "blocks_per_sm": 2, "cubin_sha256": "ab" * 32, "compile_ms": 1.0, "artefact": "k"}
+         "blocks_per_sm": 2, "cubin_sha256": "ab" * 32, "compile_ms": 1.0, "artefact": "0a" * 16}
         for kernel, listed in schedules.items() for s in listed]
     report = {"schema": "tune-kernels/offline-report/1", "model": model, "targets": [target.arch], "space": "default",
-              "recipe": "fp8-v1", "max_spill_bytes": 0, "seconds": 1.0, "counts": {"variants": len(variants)}, "audit": {},
+              "recipe": "fp8-v1", "max_spill_bytes": 0, "seconds": 1.0, "model_digest": load_model_shape(model).digest,
+              "counts": {"variants": len(variants), "contract": 0, "accepted": len(variants), "rejected": 0, "cached": 0,
+                         "cubins": 1, "accepted_cubins": 1}, "audit": {"one_in": 16, "sampled": 0, "disagreed": []},
               "toolchain": {"triton": here.triton, "ptxas": {target.arch: here.ptxas}, "nvdisasm": "13",
                             "flags": {"enable_fp_fusion": False, "promote_every": RECIPE.numerics.promote_every,
                                       "max_num_imprecise_acc": dict(RECIPE.numerics.max_num_imprecise_acc)}},

@@ -141,7 +141,7 @@ def test_a_folder_with_odd_characters(tmp_path: Path, swept: Path) -> None:
                                     {"schedule": {}}, {"spill_store_bytes": None, "shared_bytes": None}, {"reasons": ["x"]},
                                     {"artefact": None, "kernel": "merge"}], ids=str)
 def test_show_on_a_damaged_entry(tmp_path: Path, swept: Path, change: dict[str, Any]) -> None:
-    report = read_report(swept)
+    report = json.loads((swept / "report.json").read_text())
     variant = next(v for v in report["variants"] if v["verdict"] == "accepted")
     variant.update(change)
     (tmp_path / "report.json").write_text(json.dumps(report))
@@ -177,29 +177,29 @@ def test_json_is_one_line(swept: Path) -> None:
 
 
 def test_show_an_accepted_variant_with_its_sass(swept: Path) -> None:
-    for variant in read_report(swept)["variants"]:
-        if variant["verdict"] != "accepted" or variant["kernel"] != "down":
+    for variant in read_report(swept).variants:
+        if variant.verdict != "accepted" or variant.kernel != "down":
             continue
-        done = tune("show", variant["id"], "--out", str(swept))
+        done = tune("show", variant.id, "--out", str(swept))
         assert done.returncode == 0, done.stderr
         assert "accepted at sass" in done.stdout
         assert "BLOCK_N 64" in done.stdout
-        assert ("QGMMA" if variant["target"] == "sm_90" else "UTCQMMA") in done.stdout
+        assert ("QGMMA" if variant.target == "sm_90" else "UTCQMMA") in done.stdout
         assert "EXIT" in done.stdout, "the whole SASS"
-        short = tune("show", variant["id"][:8], "--out", str(swept), "--no-sass").stdout
+        short = tune("show", variant.id[:8], "--out", str(swept), "--no-sass").stdout
         assert "EXIT" not in short
         assert "QGMMA" in short or "UTCQMMA" in short
 
 
 def test_show_an_early_reject_compiles_it_to_the_end(swept: Path) -> None:
-    variant = next(v for v in read_report(swept)["variants"] if v["verdict"] == "rejected")
-    done = tune("show", variant["id"], "--out", str(swept))
+    variant = next(v for v in read_report(swept).variants if v.verdict == "rejected")
+    done = tune("show", variant.id, "--out", str(swept))
     assert done.returncode == 0, done.stderr
     assert "wrong_instruction: expected" in done.stdout
     assert "tt.dot" in done.stdout
     assert "HMMA" in done.stdout
     assert "compiled now, to the end" in done.stdout
-    as_json = json.loads(tune("show", variant["id"], "--out", str(swept), "--json").stdout)
+    as_json = json.loads(tune("show", variant.id, "--out", str(swept), "--json").stdout)
     assert "HMMA" in as_json["sass"]
 
 
@@ -217,10 +217,10 @@ def test_show_where_an_artefact_is_damaged(swept: Path, tmp_path: Path) -> None:
 
     out = tmp_path / "copy"
     shutil.copytree(swept, out)
-    variant = next(v for v in read_report(out)["variants"] if v["verdict"] == "accepted")
-    cubin = next((out / "artefacts" / variant["artefact"]).glob("*.cubin"))
+    variant = next(v for v in read_report(out).variants if v.verdict == "accepted")
+    cubin = next((out / "artefacts" / variant.artefact).glob("*.cubin"))
     cubin.write_bytes(cubin.read_bytes()[:100])
-    done = tune("show", variant["id"], "--out", str(out))
+    done = tune("show", variant.id, "--out", str(out))
     assert "is not what was written" in done.stdout
     assert "Traceback" not in done.stderr
 
@@ -320,7 +320,7 @@ def test_broken_reports(tmp_path: Path, swept: Path, cuts: list[tuple[int, int, 
 
     def look(path: Path) -> None:
         report = read_report(path)
-        for variant in report["variants"]:
-            describe(find_variant(report, variant["id"]), None, "")
+        for variant in report.variants:
+            list(describe(find_variant(report, variant.id), None, ""))
 
     only_user_errors(look, path)

@@ -18,7 +18,8 @@ from ...shapes.errors import ShapeError
 from ...shapes.target import load_arch
 from ..offline.cubin import CubinFacts, Unreadable, read_kernels
 from ..offline.early_access import before_wait
-from ..offline.inspection import Reason, blocks_per_sm, instruction_reasons, ptx_lines, resource_reasons
+from ..offline.inspection import blocks_per_sm, instruction_reasons, ptx_lines, resource_reasons
+from ..offline.record import Reason
 from .find import Artefact
 
 CONVERSIONS = ("cvt.rn.f16x2.e4m3x2", "cvt.rn.f16x2.e5m2x2")  # FP8 to f16

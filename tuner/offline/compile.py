@@ -20,10 +20,10 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock
 
@@ -35,8 +35,8 @@ from ...shapes.model import KernelShape
 from ...shapes.target import Target, load_arch
 from ..errors import AssemblerDied
 from . import inspection
-from .cubin import Unreadable, read_cubin
-from .record import SCHEMA, Record, cannot_write, whole, write_json, write_record
+from .cubin import CubinFacts, Unreadable, read_cubin
+from .record import SCHEMA, Facts, Reason, Record, Stage, cannot_write, read_record, record_path, write_record
 
 AUDIT_ONE_IN = 16  # of the variants that could be rejected early, one in this many is compiled fully, and compared
 # Options that have done their work by TTGIR; extern_libs are paths, and their content is in the artefact's key.
@@ -64,7 +64,7 @@ ONE_AT_A_TIME = threading.Lock()
 class Stop(Exception):
     """The verdict is known: no further stage is needed."""
 
-    def __init__(self, stage: str, reasons: list[inspection.Reason]) -> None:
+    def __init__(self, stage: Stage, reasons: list[Reason]) -> None:
         super().__init__(stage)
         self.stage = stage
         self.reasons = reasons
@@ -109,41 +109,37 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
     target = load_arch(task.arch)
     wanted = wanted_instructions(task.kernel, task.shape, task.arch)
     launch = launch_of(task.kernel, task.shape, task.schedule, task.numerics)
-    work = _Compilation(launch, target, wanted, task.key, folder)
-    work.to_the_end |= to_the_end
+    work = _Compilation(launch, target, wanted, task.key, folder, to_the_end or audited(task.key))
     try:
         with ONE_AT_A_TIME:
             record = work.run()
     except OSError as e:
         raise cannot_write(folder, e) from None
     record = dataclasses.replace(record, compile_ms=round((time.perf_counter() - started) * 1e3, 1))
-    write_record(folder, task.record_key, record)
+    write_record(record_path(folder, task.record_key), record)
     return record
 
 
 class _Compilation:
-    """One run through the stages."""
+    """One run through the stages. record: what is known so far. modules, options, metadata, stages: Triton's own values."""
 
-    def __init__(self, launch: Launch, target: Target, wanted: Instructions, key: str, folder: Path) -> None:
+    def __init__(self, launch: Launch, target: Target, wanted: Instructions, key: str, folder: Path, to_the_end: bool) -> None:
         self.launch, self.target, self.wanted, self.key, self.folder = launch, target, wanted, key, folder
-        self.to_the_end = audited(key)
-        self.record: dict[str, Any] = {"early": []}
-        self.stage = "contract"
+        self.to_the_end = to_the_end
+        self.record = Record("contract")
 
     def run(self) -> Record:
         from triton import knobs
 
-        with _captured_stderr() as said, knobs.compilation.scope():
+        with _captured_stderr() as self.printed, knobs.compilation.scope():
             # Line information would put the checkout's path into the cubin: equal kernels would differ.
             knobs.compilation.disable_line_info = True
-            self.said = said
             try:
                 self._front()
                 self._back()
             except Stop as stop:
-                self.stage = stop.stage
-                return self._finished(stop.reasons)
-        return self._finished([])
+                return replace(self.record, stage=stop.stage, failures=tuple(stop.reasons))
+        return self.record
 
     @contextlib.contextmanager
     def _compiler(self) -> Iterator[None]:
@@ -155,19 +151,17 @@ class _Compilation:
         except Exception as e:
             if (killed := re.search(r"`ptxas` failed with error code -(\d+)", str(e))) is not None:
                 raise AssemblerDied(int(killed.group(1))) from None
+            code: Literal["assembler_error", "compile_error"]
             code = "assembler_error" if type(e).__name__ == "PTXASError" else "compile_error"
-            raise Stop(self.stage, [inspection.Reason(code, *_error_text(e, self.said()))]) from None
+            raise Stop(self.record.stage, [Reason(code, *_error_text(e, self.printed()))]) from None
 
-    def _finished(self, reasons: list[inspection.Reason]) -> Record:
-        return Record(stage=self.stage, failures=[dataclasses.asdict(r) for r in reasons], **self.record)
-
-    def _early(self, stage: str, reasons: list[inspection.Reason]) -> None:
+    def _early(self, stage: Stage, reasons: list[Reason]) -> None:
         """Stop with these reasons, or, where this variant is compiled to the end, note them and go on."""
         if not reasons:
             return
         if not self.to_the_end:
             raise Stop(stage, reasons)
-        self.record["early"] += [dataclasses.asdict(r) for r in reasons]
+        self.record = replace(self.record, early=(*self.record.early, *reasons))
 
     def _front(self) -> None:
         """To TTGIR: the instruction family is known."""
@@ -191,12 +185,10 @@ class _Compilation:
         self.context = context  # the module lives in it
         self.module = module
         self.ttgir = str(module)
-        self.stage = "ttgir"
         dots = inspection.dots_of(self.ttgir)
-        self.record["dots"] = [family for family, _ in dots]
-        self.record["lines"] = [line for _, line in dots]
-        self._early("ttgir", inspection.instruction_reasons(self.record["dots"], self.wanted,
-                                                            tuple(self.record["lines"])))
+        self.record = replace(self.record, stage="ttgir", dots=tuple(family for family, _ in dots),
+                              lines=tuple(line for _, line in dots))
+        self._early("ttgir", inspection.instruction_reasons(self.record.dots, self.wanted, self.record.lines))
 
     def _intermediate_key(self) -> str:
         """Of all that the later stages depend on."""
@@ -216,67 +208,65 @@ class _Compilation:
             if self._reuse(place):
                 return
             self._assemble()
-            write_json(place, dataclasses.asdict(self._finished([])))
+            write_record(place, self.record)
 
     def _reuse(self, place: Path) -> bool:
         """Take the result of equal code, if it is there and whole."""
-        try:
-            known = Record(**json.loads(place.read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return False
-        if not known.artefact or not whole(self.folder, known):
+        known = read_record(self.folder, place)
+        if known is None or known.artefact is None:
             return False
         if known.artefact != self.key:
             bundle.link(self.folder, self.key, known.artefact)
-        self.record = {k: v for k, v in dataclasses.asdict(known).items() if k not in ("stage", "failures", "compile_ms")}
-        self.record["artefact"] = self.key
-        self.stage = known.stage
+        self.record = replace(known, artefact=self.key)
         return True
 
     def _assemble(self) -> None:
-        with self._compiler():
-            module = self.stages["llir"](self.module, self.metadata)
-        shared, tmem = self.metadata["shared"] or 0, self.metadata.get("tmem_size") or 0
-        self._early("ttgir", inspection.resource_reasons(shared, tmem, self.target))
-        with self._compiler():
-            ptx = self.stages["ptx"](module, self.metadata)
-        self.stage = "ptx"
-        shown, self.record["conversions"] = inspection.ptx_lines(ptx, self.wanted.forbidden_ptx)
-        self.record["lines"] = shown or self.record["lines"]
-        if self.launch.options.get("launch_pdl"):
-            try:
-                self.record["early_accesses"] = inspection.early_lines(ptx, self.launch.pointers(), self.wanted.early_reads)
-            except Unreadable as e:
-                raise Stop("ptx", [inspection.Reason("not_inspectable", str(e))]) from None
-        self._early("ptx", inspection.conversion_reasons(self.record["conversions"])
-                    + inspection.early_reasons(self.record.get("early_accesses", [])))
+        ptx = self._to_ptx()
         with self._compiler():
             cubin, log = _with_log(self.stages["cubin"], ptx, self.metadata)
-        self.stage = "cubin"
-        self.record["log"], self.record["warnings"], spills = inspection.log_lines(log)
-        self.record["num_warps"] = self.metadata["num_warps"]
+        used, warnings, spills = inspection.log_lines(log)
         bundle.save(self.folder, self.key, self.metadata["name"], self.metadata, ptx, cubin)
-        self.record["artefact"] = self.key
+        self.record = replace(self.record, stage="cubin", log=used, warnings=warnings, num_warps=self.metadata["num_warps"],
+                              artefact=self.key)
         try:
-            facts = read_cubin(cubin)
+            read = read_cubin(cubin)
         except Unreadable as e:
-            raise Stop("cubin", [inspection.Reason("not_inspectable", str(e))]) from None
-        if problem := _contradiction(facts, spills, self.target):
-            raise Stop("cubin", [inspection.Reason("not_inspectable", problem, tuple(self.record["log"]))])
-        self.stage = "sass"
-        self.record["facts"] = {
-            "instructions": facts.instructions, "registers": facts.registers, "stack_bytes": facts.stack_bytes,
-            "spill_store_bytes": facts.spill_store_bytes, "spill_load_bytes": facts.spill_load_bytes,
-            "shared_bytes": shared, "tmem_columns": tmem, "cubin_sha256": bundle.sha256(cubin),
-        }
+            raise Stop("cubin", [Reason("not_inspectable", str(e))]) from None
+        if problem := _contradiction(read, spills, self.target):
+            raise Stop("cubin", [Reason("not_inspectable", problem, self.record.log)])
+        shared, tmem = self._memory()
+        facts = Facts(read.instructions, read.registers, read.stack_bytes, read.spill_store_bytes, read.spill_load_bytes, shared,
+                      tmem, bundle.sha256(cubin))
+        self.record = replace(self.record, stage="sass", facts=facts)
+
+    def _to_ptx(self) -> str:
+        with self._compiler():
+            module = self.stages["llir"](self.module, self.metadata)
+        self._early("ttgir", inspection.resource_reasons(*self._memory(), self.target))
+        with self._compiler():
+            ptx: str = self.stages["ptx"](module, self.metadata)
+        shown, conversions = inspection.ptx_lines(ptx, self.wanted.forbidden_ptx)
+        self.record = replace(self.record, stage="ptx", lines=shown or self.record.lines, conversions=conversions)
+        if self.launch.options.get("launch_pdl"):
+            try:
+                found = inspection.early_lines(ptx, self.launch.pointers(), self.wanted.early_reads)
+            except Unreadable as e:
+                raise Stop("ptx", [Reason("not_inspectable", str(e))]) from None
+            self.record = replace(self.record, early_accesses=found)
+        self._early("ptx", inspection.conversion_reasons(conversions) + inspection.early_reasons(self.record.early_accesses))
+        return ptx
+
+    def _memory(self) -> tuple[int, int]:
+        """(bytes of shared memory a block, TMEM columns), known once there is LLVM IR."""
+        return self.metadata["shared"] or 0, self.metadata.get("tmem_size") or 0
 
 
-def _contradiction(facts: Any, spills: tuple[int, int] | None, target: Target) -> str | None:
+def _contradiction(facts: CubinFacts, spills: tuple[int, int] | None, target: Target) -> str | None:
     """Two readings of one artefact that differ mean that neither is understood."""
     if facts.arch != target.capability:
         return f"the cubin is for sm_{facts.arch}; expected {target.arch}"
     if spills is None:
-        return "ptxas -v said nothing of spills"
+        return "the log of ptxas -v has no line on spills"
     if spills != (facts.spill_store_bytes, facts.spill_load_bytes):
         return (f"ptxas -v says {spills[0]} B of spill stores and {spills[1]} B of loads, the code has "
                 f"{facts.spill_store_bytes} B and {facts.spill_load_bytes} B")
@@ -294,26 +284,26 @@ def _with_log(stage: Any, ptx: str, metadata: dict[str, Any]) -> tuple[bytes, st
 
 
 @contextlib.contextmanager
-def _captured_stderr() -> Iterator[Any]:
-    """What native code prints to file descriptor 2: yields a function that returns it so far."""
+def _captured_stderr() -> Iterator[Callable[[], str]]:
+    """Catches the text that native code prints to file descriptor 2: yields a function that returns it so far."""
     with tempfile.TemporaryFile() as sink:
         saved = os.dup(2)
         os.dup2(sink.fileno(), 2)
 
-        def said() -> str:
+        def printed() -> str:
             sink.seek(0)
             return sink.read().decode(errors="replace")
 
         try:
-            yield said
+            yield printed
         finally:
             os.dup2(saved, 2)
             os.close(saved)
 
 
-def _error_text(error: Exception, said: str) -> tuple[str, tuple[str, ...]]:
+def _error_text(error: Exception, printed: str) -> tuple[str, tuple[str, ...]]:
     """(detail, lines) of a compiler's complaint: the first line that names an error, and a few that do."""
-    lines = [line.strip() for line in f"{error}\n{said}".splitlines() if line.strip()]
+    lines = [line.strip() for line in f"{error}\n{printed}".splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Repro command")]
     telling = [line for line in lines if re.search(r"fatal|error\s*:|Error:", line)] or lines or [type(error).__name__]
     return telling[0][:400], tuple(line[:240] for line in telling[:6])

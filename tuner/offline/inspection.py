@@ -5,18 +5,14 @@ that another spill limit needs no compiling.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ...kernels.operation import Instructions
+from ...schedules.schedule import LinearSchedule, Schedule
 from ...shapes.target import Target
 from .early_access import before_wait
-from .record import Record
-
-CODES = ("contract", "compile_error", "assembler_error", "timeout", "wrong_instruction", "early_access", "register_spill",
-         "resource_limit", "not_inspectable")
-STAGES = ("contract", "ttgir", "ptx", "cubin", "sass")
+from .record import Facts, Reason, Record, Stage
 
 _DOT = re.compile(r"(?:^|= |\s)(ttng\.warp_group_dot|ttng\.tc_gen5_mma|ttng\.tc_gen5_mma_scaled|tt\.dot|tt\.dot_scaled) ")
 _ELEMENT = re.compile(r"(?:memdesc|tensor)<(?:\d+x)+(\w+)")
@@ -25,24 +21,15 @@ _WARNING = re.compile(r"\bC75\d\d\b|warning", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Why a variant was rejected. code: one of CODES; lines: of TTGIR, PTX or the assembler's log."""
-
-    code: str
-    detail: str
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """accepted, or the reasons. Fields past the stage reached are None."""
+    """accepted, or the reasons. facts, blocks_per_sm: None before the stage `sass`."""
 
     accepted: bool
-    stage: str
+    stage: Stage
     reasons: tuple[Reason, ...] = ()
     warnings: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts | None = None
     blocks_per_sm: int | None = None
 
 
@@ -73,7 +60,7 @@ def _short(line: str, limit: int = 240) -> str:
     return line if len(line) <= limit else line[:limit] + " ..."
 
 
-def ptx_lines(ptx: str, forbidden: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def ptx_lines(ptx: str, forbidden: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The first line of each kind of tensor-core instruction, and of each forbidden conversion."""
     shown: dict[str, str] = {}
     wrong: dict[str, str] = {}
@@ -83,10 +70,10 @@ def ptx_lines(ptx: str, forbidden: tuple[str, ...]) -> tuple[list[str], list[str
         for text in forbidden:
             if text in line:
                 wrong.setdefault(text, _short(line))
-    return list(shown.values()), list(wrong.values())
+    return tuple(shown.values()), tuple(wrong.values())
 
 
-def log_lines(log: str) -> tuple[list[str], list[str], tuple[int, int] | None]:
+def log_lines(log: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, int] | None]:
     """From `ptxas -v`: the lines on stack and registers, the warnings, and (spill store, spill load) bytes."""
     used, warnings, spills = [], [], None
     for line in log.splitlines():
@@ -97,10 +84,10 @@ def log_lines(log: str) -> tuple[list[str], list[str], tuple[int, int] | None]:
             used.append(line.split(":", 1)[-1].strip())
         elif _WARNING.search(line):
             warnings.append(re.sub(r"^.*?(?=\(C75|warning)", "", line.strip(), flags=re.IGNORECASE))
-    return used, warnings, spills
+    return tuple(used), tuple(warnings), spills
 
 
-def instruction_reasons(found: dict[str, int] | list[str], wanted: Instructions, lines: tuple[str, ...]) -> list[Reason]:
+def instruction_reasons(found: Collection[str], wanted: Instructions, lines: tuple[str, ...]) -> list[Reason]:
     """wrong_instruction where a required family is missing or a forbidden one is there."""
     missing = [f for f in wanted.required if f not in found]
     wrong = [f for f in wanted.forbidden if f in found]
@@ -111,27 +98,30 @@ def instruction_reasons(found: dict[str, int] | list[str], wanted: Instructions,
                    lines)]
 
 
-def conversion_reasons(lines: list[str]) -> list[Reason]:
+def conversion_reasons(lines: tuple[str, ...]) -> list[Reason]:
     if not lines:
         return []
-    return [Reason("wrong_instruction", "e4m3 is converted to f16 before the product", tuple(lines))]
+    return [Reason("wrong_instruction", "e4m3 is converted to f16 before the product", lines)]
 
 
-def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> list[str]:
-    """What a kernel of a chain touches before it waits for the one in front, and mustn't: a line each. Raises Unreadable."""
+def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Memory that a kernel of a chain touches before it waits for the kernel in front, and mustn't: one line each.
+
+    Raises Unreadable.
+    """
     accesses = before_wait(ptx, pointers)
     if accesses is None:
-        return ["no griddepcontrol.wait"]
-    return [f"{a.name or 'an address of unknown origin'} {'written' if a.writes else 'read'}: {a.line}" for a in accesses
-            if a.writes or a.name not in allowed]
+        return ("no griddepcontrol.wait",)
+    return tuple(f"{a.name or 'an address of unknown origin'} {'written' if a.writes else 'read'}: {a.line}" for a in accesses
+                 if a.writes or a.name not in allowed)
 
 
-def early_reasons(lines: list[str]) -> list[Reason]:
+def early_reasons(lines: tuple[str, ...]) -> list[Reason]:
     """early_access where there are such lines."""
     if not lines:
         return []
     return [Reason("early_access", "memory is touched before the kernel waits for the one in front, which may still write it",
-                   tuple(lines))]
+                   lines)]
 
 
 def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> list[Reason]:
@@ -160,24 +150,21 @@ def blocks_per_sm(registers: int, shared_bytes: int, tmem_columns: int, num_warp
     return limits[limit], limit
 
 
-def judge(record: Record, wanted: Instructions, schedule: Any, target: Target, max_spill_bytes: int = 0) -> Verdict:
+def verdict_on(record: Record, wanted: Instructions, schedule: Schedule, target: Target, max_spill_bytes: int = 0) -> Verdict:
     """The verdict on one record under a policy."""
-    reasons = [Reason(r["code"], r["detail"], tuple(r["lines"])) for r in record.failures]
-    facts = record.facts
-    if record.stage != "sass":
-        return Verdict(False, record.stage, tuple(reasons), tuple(record.warnings), tuple(record.lines), facts)
-    lines = tuple(record.lines)
-    reasons += instruction_reasons(facts["instructions"], wanted, lines)
+    reasons, facts = list(record.failures), record.facts
+    if facts is None:
+        return Verdict(False, record.stage, tuple(reasons), record.warnings, record.lines)
+    reasons += instruction_reasons(facts.instructions, wanted, record.lines)
     reasons += conversion_reasons(record.conversions)
     reasons += early_reasons(record.early_accesses)
-    reasons += resource_reasons(facts["shared_bytes"], facts["tmem_columns"], target)
-    spilled = max(facts["spill_store_bytes"], facts["spill_load_bytes"])
-    if spilled > max_spill_bytes:
-        reasons.append(Reason("register_spill", f"{facts['spill_store_bytes']:,} B of spill stores, "
-                              f"{facts['spill_load_bytes']:,} B of loads, {facts['stack_bytes']:,} B of stack; limit "
-                              f"{max_spill_bytes:,} B", tuple(line for line in record.log if "spill" in line)))
-    fit, limit = blocks_per_sm(facts["registers"], facts["shared_bytes"], facts["tmem_columns"], record.num_warps, target)
-    asked = getattr(schedule, "blocks_per_sm", 0)
+    reasons += resource_reasons(facts.shared_bytes, facts.tmem_columns, target)
+    if max(facts.spill_store_bytes, facts.spill_load_bytes) > max_spill_bytes:
+        reasons.append(Reason("register_spill", f"{facts.spill_store_bytes:,} B of spill stores, {facts.spill_load_bytes:,} B of "
+                              f"loads, {facts.stack_bytes:,} B of stack; limit {max_spill_bytes:,} B",
+                              tuple(line for line in record.log if "spill" in line)))
+    fit, limit = blocks_per_sm(facts.registers, facts.shared_bytes, facts.tmem_columns, record.num_warps, target)
+    asked = schedule.blocks_per_sm if isinstance(schedule, LinearSchedule) else 0
     if asked > fit and not any(r.code == "resource_limit" for r in reasons):
         reasons.append(Reason("resource_limit", f"blocks_per_sm {asked} asked for; {limit} lets {fit} stay on an SM"))
-    return Verdict(not reasons, "sass", tuple(reasons), tuple(record.warnings), lines, facts, fit)
+    return Verdict(not reasons, record.stage, tuple(reasons), record.warnings, record.lines, facts, fit)

@@ -6,37 +6,64 @@ artefact isn't bit for bit what was written, doesn't count: its variant is compi
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Literal
 
 from ...kernels import bundle
+from ...shapes.fields import Count, Digest, parse_fields
 from ...shapes.files import replace_text
-from ..errors import OutputError
+from ..errors import OutputError, ReportError
 
-SCHEMA = "tune-kernels/record/2"
-FACTS = {"instructions": dict, "registers": int, "stack_bytes": int, "spill_store_bytes": int, "spill_load_bytes": int,
-         "shared_bytes": int, "tmem_columns": int, "cubin_sha256": str}
+SCHEMA = "tune-kernels/record/3"
+Stage = Literal["contract", "ttgir", "ptx", "cubin", "sass"]
+Code = Literal["contract", "compile_error", "assembler_error", "timeout", "wrong_instruction", "early_access", "register_spill",
+               "resource_limit", "not_inspectable"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a variant was rejected. lines: of TTGIR, PTX or the assembler's log."""
+
+    code: Code
+    detail: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the cubin and its metadata say. instructions: tensor-core family → count. Spills and stack: bytes a thread;
+    shared_bytes: a block."""
+
+    instructions: Mapping[str, Count]
+    registers: Count
+    stack_bytes: Count
+    spill_store_bytes: Count
+    spill_load_bytes: Count
+    shared_bytes: Count
+    tmem_columns: Count
+    cubin_sha256: Digest
 
 
 @dataclass(frozen=True)
 class Record:
-    """Facts of one compilation. stage: how far it went; failures: what stopped it (code, detail, lines); facts: those of
-    FACTS, where the stage is `sass`; early_accesses: what it touches too soon (inspection.early_lines); early: what could have
-    been said before the end, where it was compiled to the end."""
+    """Facts of one compilation. stage: the last one reached; failures: what stopped it; facts: None before `sass`;
+    early_accesses: memory touched too soon (inspection.early_lines); early: reasons that were known before the end, of a
+    variant that was compiled to the end all the same."""
 
-    stage: str
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    dots: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    conversions: list[str] = field(default_factory=list)
-    early_accesses: list[str] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    num_warps: int = 0
-    early: list[dict[str, Any]] = field(default_factory=list)
-    artefact: str | None = None
+    stage: Stage
+    failures: tuple[Reason, ...] = ()
+    dots: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    conversions: tuple[str, ...] = ()
+    early_accesses: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    facts: Facts | None = None
+    num_warps: Count = 0
+    early: tuple[Reason, ...] = ()
+    artefact: Digest | None = None
     compile_ms: float = 0.0
 
 
@@ -44,29 +71,26 @@ def record_path(folder: Path, record_key: str) -> Path:
     return folder / "records" / f"{record_key}.json"
 
 
-def write_record(folder: Path, record_key: str, record: Record) -> None:
-    write_json(record_path(folder, record_key), {"schema": SCHEMA, **dataclasses.asdict(record)})
+def write_record(path: Path, record: Record) -> None:
+    """Raises OutputError."""
+    write_json(path, {"schema": SCHEMA, **dataclasses.asdict(record)})
 
 
-def read_record(folder: Path, record_key: str) -> Record | None:
-    """A record written before, or None where there is none that can be relied on."""
+def read_record(folder: Path, path: Path) -> Record | None:
+    """A record written before, or None where there is none that can be relied on. folder: where its artefact lies."""
     try:
-        table = json.loads(record_path(folder, record_key).read_bytes())
-        if table.pop("schema") != SCHEMA:
+        fields = parse_fields(path.read_bytes(), "JSON", str(path), ReportError)
+        if fields.get("schema", str) != SCHEMA:
             return None
-        record = Record(**table)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        record = fields.read(Record)
+    except (OSError, ReportError):
         return None
     return record if whole(folder, record) else None
 
 
 def whole(folder: Path, record: Record) -> bool:
-    """Whether a record has the fields it should, and its artefact is what the record speaks of."""
-    for one in dataclasses.fields(Record):
-        kind: Any = get_origin(one.type) or one.type
-        if one.name not in ("artefact", "compile_ms") and not isinstance(getattr(record, one.name), kind):
-            return False
-    if record.stage == "sass" and not (record.artefact and all(isinstance(record.facts.get(n), k) for n, k in FACTS.items())):
+    """Whether a record that reached `sass` has its facts, and its artefact is the one they are of."""
+    if record.stage == "sass" and (record.artefact is None or record.facts is None):
         return False
     if record.artefact is None:
         return True
@@ -75,10 +99,10 @@ def whole(folder: Path, record: Record) -> bool:
     except bundle.BundleError:
         return False
     cubin = next((data for name, data in files.items() if name.endswith(".cubin")), b"")
-    return record.stage != "sass" or bundle.sha256(cubin) == record.facts["cubin_sha256"]
+    return record.facts is None or bundle.sha256(cubin) == record.facts.cubin_sha256
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """As `write_text`, with sorted keys."""
     write_text(path, json.dumps(value, sort_keys=True))
 

@@ -1,33 +1,143 @@
-"""The offline report: one JSON value, read and written here alone, and what a terminal shows of it."""
+"""The offline report: one value, read from and written to report.json here alone, and its summary in a terminal."""
 
 import dataclasses
-import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-from ...schedules.schedule import KINDS
-from ...shapes.fields import nearest, no_constant
+from ...schedules.errors import ScheduleError
+from ...schedules.promoted import Artefact, Toolchain
+from ...schedules.schedule import KINDS, Schedule, schedule_of
+from ...shapes.fields import Count, Digest, Fields, Name, Table, nearest, read_table, shown
+from ...shapes.model import KernelShape, shape_from_dict
 from ..errors import ReportError
+from .record import Code, Reason, Stage
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = "tune-kernels/offline-report/1"
+SCHEMA: Literal["tune-kernels/offline-report/1"] = "tune-kernels/offline-report/1"
 FAMILY = "tune-kernels/offline-report/"
-FIELDS = {"schema": str, "toolchain": dict, "model": str, "targets": list, "space": str, "seconds": (int, float),
-          "counts": dict, "variants": list}
-VARIANT_FIELDS = {"id": str, "kernel": str, "kernel_digest": str, "target": str, "shape": dict, "schedule": dict,
-                  "verdict": str, "stage": str, "reasons": list, "warnings": list}
-REASON_FIELDS = {"code": str, "detail": str, "lines": list}
+AGAIN = "run tune-kernels --offline again: finished work is kept"
 # Facts of the artefact: null in a variant that was rejected before they were known.
-FACT_FIELDS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns",
-               "blocks_per_sm", "cubin_sha256")
+FACT_FIELDS = tuple(field.name for field in dataclasses.fields(Artefact))
 
-Report = dict[str, Any]
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """All of a variant but its shape, schedule and facts. lines: of TTGIR, PTX and the assembler's log; artefact: its key in the
+    bundle, None where there is none; compile_ms: None where a rule rejected it without compiling."""
+
+    id: Name
+    kernel: Name
+    kernel_digest: Digest
+    target: Name
+    verdict: Literal["accepted", "rejected"]
+    stage: Stage
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    compile_ms: float | None
+    artefact: Digest | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant(Judged):
+    """One kernel, shape and schedule for one target, as the sweep judged it. facts: read in the cubin, None before it was."""
+
+    shape: KernelShape
+    schedule: Schedule
+    facts: Artefact | None
+
+    @property
+    def accepted(self) -> bool:
+        return self.verdict == "accepted"
+
+    def to_dict(self) -> Table:
+        """As report.json has it: facts beside the other fields, null where they aren't known."""
+        table = {**vars(self), "shape": vars(self.shape), "schedule": vars(self.schedule),
+                 "reasons": [vars(reason) for reason in self.reasons]}
+        del table["facts"]
+        return table | (vars(self.facts) if self.facts else dict.fromkeys(FACT_FIELDS))
+
+
+@dataclass(frozen=True)
+class Toolchains:
+    """What made the artefacts. ptxas: by target; flags: the recipe's, by target where they differ."""
+
+    triton: str
+    ptxas: Mapping[str, str]
+    nvdisasm: str
+    flags: Mapping[str, object]
+
+    @classmethod
+    def of(cls, made: Mapping[str, Toolchain], nvdisasm: str) -> "Toolchains":
+        """From the toolchain of each target."""
+        first = next(iter(made.values()))
+        by_target = {name: {arch: tools.flags[name] for arch, tools in made.items()} for name in first.flags}
+        flags = {name: values if name == "max_num_imprecise_acc" else first.flags[name] for name, values in by_target.items()}
+        return cls(first.triton, {arch: tools.ptxas for arch, tools in made.items()}, nvdisasm, flags)
+
+    def on(self, arch: str) -> Toolchain:
+        """The toolchain of one target."""
+        flags = {name: value.get(arch) if isinstance(value, Mapping) else value for name, value in self.flags.items()}
+        return Toolchain(self.triton, self.ptxas.get(arch, ""), flags)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """contract: against a kernel's contract; cached: verdicts known from an earlier run; cubins: distinct ones."""
+
+    variants: Count
+    contract: Count
+    accepted: Count
+    rejected: Count
+    cached: Count
+    cubins: Count
+    accepted_cubins: Count
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Early rejects that were compiled to the end: one in so many, how many, and the ids of those judged wrongly."""
+
+    one_in: Count
+    sampled: Count
+    disagreed: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All of a report but its variants. model: its shape's name, a label; model_digest: of the shape's sizes, None in a report
+    of an older version; seconds: of the sweep."""
+
+    schema: Literal["tune-kernels/offline-report/1"] = SCHEMA
+    model: str
+    model_digest: str | None = None
+    targets: tuple[Name, ...]
+    space: str
+    recipe: Name
+    max_spill_bytes: Count
+    seconds: float
+    toolchain: Toolchains
+    counts: Counts
+    audit: Audit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Summary):
+    """One sweep."""
+
+    variants: tuple[Variant, ...]
+
+    def to_dict(self) -> Table:
+        """As report.json has it."""
+        return {**vars(self), "toolchain": vars(self.toolchain), "counts": vars(self.counts), "audit": vars(self.audit),
+                "variants": [variant.to_dict() for variant in self.variants]}
 
 
 def read_report(path: Path) -> Report:
@@ -37,66 +147,63 @@ def read_report(path: Path) -> Report:
         ReportError: no report there; not JSON; another or a newer schema; fields missing or of the wrong kind.
     """
     path = path / "report.json" if path.is_dir() else path
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         raise ReportError(f"no report at {path}", expected="report.json, as tune-kernels --offline writes it",
-                          action="run tune-kernels --offline, or name its folder with --out") from None
-    except OSError as e:
-        raise ReportError(f"{path}: {e.strerror}", expected="a readable report.json") from None
-    try:
-        table = json.loads(data, parse_constant=no_constant)
-    except (ValueError, RecursionError) as e:
-        raise ReportError(f"{path}: not valid JSON: {e}", expected="a whole report.json",
-                          action="run tune-kernels --offline again: finished work is kept") from None
-    return check_report(table, str(path))
+                          action="run tune-kernels --offline, or name its folder with --out")
+    return report_from(read_table(path, ReportError), str(path))
 
 
-def check_report(table: Any, path: str) -> Report:
-    """A report from the JSON value of its file, wherever that came from. path: what errors name.
+def report_from(table: Table, where: str) -> Report:
+    """A report from the JSON value of its file, wherever that came from. where: the file, as errors name it.
 
     Raises:
         ReportError: another or a newer schema; fields missing or of the wrong kind.
     """
-    schema = table.get("schema") if isinstance(table, dict) else None
+    fields = Fields(table, where, ReportError)
+    schema = table.get("schema")
     if schema != SCHEMA:
         newer = isinstance(schema, str) and schema.startswith(FAMILY)
-        raise ReportError(f"{path}: schema {schema!r}", expected=repr(SCHEMA),
+        raise ReportError(f"{where}: schema {shown(schema)}", expected=repr(SCHEMA),
                           action="update tune-kernels: this report is another version's" if newer else
                                  "name the folder or report.json of tune-kernels --offline")
-    _check(table, FIELDS, path)
-    for i, variant in enumerate(table["variants"]):
-        if not isinstance(variant, dict):
-            raise ReportError(f"{path}: variant {i} is a {type(variant).__name__}", expected="an object")
-        _check(variant, VARIANT_FIELDS, f"{path}: variant {i}")
-        for reason in variant["reasons"]:
-            _check(reason if isinstance(reason, dict) else {}, REASON_FIELDS, f"{path}: variant {i}: reason")
-    found: Report = table
-    return found
+    found = [_variant(inner) for inner in fields.items("variants")]
+    rest = {name: value for name, value in fields.table.items() if name != "variants"}
+    report = Report(variants=tuple(found), **vars(Fields(rest, fields.where, ReportError).read(Summary)))
+    for variant in report.variants:
+        if variant.target not in report.targets:
+            raise fields.fail("variants", f"{variant.id} is for {variant.target}", expected=f"one of {', '.join(report.targets)}")
+        if variant.accepted and (variant.facts is None or variant.artefact is None):
+            raise fields.fail("variants", f"{variant.id} is accepted without an artefact and its facts", action=AGAIN)
+    return report
 
 
-def _check(table: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> None:
-    for name, kind in fields.items():
-        if not isinstance(table.get(name), kind):
-            found = f"is a {type(table[name]).__name__}" if name in table else "is missing"
-            raise ReportError(f"{where}: {name} {found}", expected="a report that tune-kernels --offline wrote")
+def _variant(fields: Fields) -> Variant:
+    shape = shape_from_dict(fields.get("shape", dict), fields.where, ReportError)
+    try:
+        schedule = schedule_of(fields.get("schedule", dict), fields.where)
+    except ScheduleError as e:
+        raise ReportError(e.found, expected=e.expected, action=AGAIN) from None
+    known = {name: fields.table[name] for name in FACT_FIELDS if fields.table.get(name) is not None}
+    facts = Fields(known, fields.where, ReportError).read(Artefact) if known else None
+    rest = {name: value for name, value in fields.table.items() if name not in ("shape", "schedule", *FACT_FIELDS)}
+    judged = Fields(rest, fields.where, ReportError).read(Judged)
+    return Variant(shape=shape, schedule=schedule, facts=facts, **vars(judged))
 
 
-def find_variant(report: Report, variant_id: str) -> dict[str, Any]:
+def find_variant(report: Report, variant_id: str) -> Variant:
     """The variant whose id is, or begins with, `variant_id`. Raises ReportError where none or several are."""
-    found: list[dict[str, Any]] = [v for v in report["variants"] if v["id"].startswith(variant_id)]
+    found = [v for v in report.variants if v.id.startswith(variant_id)]
     if variant_id and len(found) == 1:
         return found[0]
-    ids = [v["id"] for v in report["variants"]]
     if len(found) > 1:
         raise ReportError(f"{len(found)} variants begin with {variant_id!r}", expected="more of the id",
-                          action=f"for example {', '.join(v['id'] for v in found[:3])}")
-    raise ReportError(f"no variant {variant_id!r} in this report{nearest(variant_id, ids)}",
+                          action=f"for example {', '.join(v.id for v in found[:3])}")
+    raise ReportError(f"no variant {variant_id!r} in this report{nearest(variant_id, [v.id for v in report.variants])}",
                       expected="an id of report.json or report.html", action="run the sweep that has it, or name its "
                       "folder with --out")
 
 
-def describe_schedule(schedule: Mapping[str, Any]) -> str:
+def describe_schedule(schedule: Mapping[str, object]) -> str:
     """`BLOCK_N 64, BLOCK_K 128, ...` in the order of the design, knobs at their plain defaults left out."""
     order = ("chunk", "TILE", "BLOCK_N", "BLOCK_K", "BLOCK_D", "splits", "num_stages", "num_warps", "split_k")
     plain = _plain_knobs()
@@ -105,46 +212,47 @@ def describe_schedule(schedule: Mapping[str, Any]) -> str:
 
 
 @cache
-def _plain_knobs() -> dict[str, Any]:
+def _plain_knobs() -> dict[str, object]:
     return {f.name: f.default for kind in KINDS for f in dataclasses.fields(kind)}
 
 
-def rejection_counts(variants: list[dict[str, Any]]) -> Counter[str]:
+def rejection_counts(variants: Iterable[Variant]) -> Counter[Code]:
     """Variants by reason. One that has several reasons counts under its first."""
-    return Counter(v["reasons"][0]["code"] for v in variants if v["reasons"])
+    return Counter(v.reasons[0].code for v in variants if v.reasons)
 
 
 def print_summary(report: Report, console: "Console", out: Path) -> None:
-    """A table a target: a row a kernel; then what to do next."""
-    from rich.table import Table
+    """A table per target, a row per kernel; then the commands to run next. Text from the report is never markup."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
-    for target in report["targets"]:
-        mine = [v for v in report["variants"] if v["target"] == target]
+    for target in report.targets:
+        mine = [v for v in report.variants if v.target == target]
         codes = sorted(rejection_counts(mine))
-        table = Table(title=f"{report['model']} on {target}, Triton {report['toolchain']['triton']}",
-                      title_justify="left")
+        table = RichTable(title=Text(f"{report.model} on {target}, Triton {report.toolchain.triton}"), title_justify="left")
         for name in ("kernel", "variants", "accepted", *codes):  # spaces let a narrow terminal wrap a heading
             first = name == "kernel"
             table.add_column(name.replace("_", " "), justify="left" if first else "right", no_wrap=first)
-        for kernel in dict.fromkeys(v["kernel"] for v in mine):
-            rows = [v for v in mine if v["kernel"] == kernel]
+        for kernel in dict.fromkeys(v.kernel for v in mine):
+            rows = [v for v in mine if v.kernel == kernel]
             counts = rejection_counts(rows)
-            table.add_row(kernel, str(len(rows)), str(sum(v["verdict"] == "accepted" for v in rows)),
-                          *(str(counts[c] or "") for c in codes))
+            table.add_row(kernel, str(len(rows)), str(sum(v.accepted for v in rows)), *(str(counts[c] or "") for c in codes))
         console.print(table)
-    counts, audit = report["counts"], report["audit"]
-    example = next((v for v in report["variants"] if v["verdict"] != "accepted" and v["reasons"]), None)
-    lines = [
-        f"{counts['variants']} variants: {counts['accepted']} accepted ({counts['accepted_cubins']} distinct artefacts), "
-        f"{counts['rejected']} rejected, {counts['contract']} against a kernel's contract; {counts['cached']} known before, in "
-        f"{report['seconds']:.1f} s",
-        f"audit: {audit['sampled']} early rejects compiled to the end, {len(audit['disagreed'])} of them would have been "
-        "accepted",
+    for line in _closing_lines(report, out):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _closing_lines(report: Report, out: Path) -> list[str]:
+    counts, audit = report.counts, report.audit
+    known = counts.cached - sum(v.compile_ms is None for v in report.variants)  # those that a rule rejected were never compiled
+    example = next((v for v in report.variants if v.reasons), None)
+    return [
+        f"{counts.variants} variants: {counts.accepted} accepted ({counts.accepted_cubins} distinct artefacts), "
+        f"{counts.rejected} rejected, {counts.contract} against a kernel's contract; {known} known from an earlier run, in "
+        f"{report.seconds:.1f} s",
+        f"audit: {audit.sampled} early rejects compiled to the end, {len(audit.disagreed)} of them would have been accepted",
         "next:",
         f"  open {out / 'report.html'}",
-        *([f"  tune-kernels show {example['id']} --out {shlex.quote(str(out))}    why one was rejected"] if example else []),
-        f"  take {out} to a GPU machine with Triton {report['toolchain']['triton']}: accepted kernels launch there without "
-        "compiling",
+        *([f"  tune-kernels show {example.id} --out {shlex.quote(str(out))}    why one was rejected"] if example else []),
+        f"  take {out} to a GPU machine with Triton {report.toolchain.triton}: accepted kernels launch there without compiling",
     ]
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -7,13 +7,14 @@ The same report gives the same bytes, whether it comes from a sweep or was read 
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlencode
 
+from ...schedules.schedule import Schedule
+from ...shapes.model import KernelShape
 from ..page import render_page
-from .report import FACT_FIELDS, Report, describe_schedule, rejection_counts
+from .report import FACT_FIELDS, Report, Toolchains, Variant, describe_schedule, rejection_counts
 
 KNOB_COLUMNS = ("BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "split_k")  # the other knobs share one column
 PLAIN_FIELDS = ("id", "kernel", "target", "verdict", "stage", "kernel_digest", "artefact", "compile_ms", *FACT_FIELDS)
@@ -49,29 +50,29 @@ class Row:
 
 def render_report(report: Report) -> str:
     """The page, as the text of one HTML file."""
-    variants, targets = report["variants"], report["targets"]
+    variants, targets = report.variants, report.targets
     rejected = _rejected(variants, targets)
-    filters = [("kernel", "all kernels", list(dict.fromkeys(v["kernel"] for v in variants))), ("target", "all targets", targets),
+    filters = [("kernel", "all kernels", list(dict.fromkeys(v.kernel for v in variants))), ("target", "all targets", targets),
                ("verdict", "all verdicts", ["accepted", "rejected"]), ("reason", "all reasons", [row.name for row in rejected])]
     return render_page(
         "report.html", _payload(variants), ["table.css", "report.css"], ["table.js", "report.js"], report=report, filters=filters,
-        accepted=_accepted(variants, targets), rejected=rejected, toolchain=_toolchain(report["toolchain"], targets))
+        accepted=_accepted(variants, targets), rejected=rejected, toolchain=_toolchain(report.toolchain, targets))
 
 
-def _accepted(variants: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> list[Row]:
+def _accepted(variants: Sequence[Variant], targets: Sequence[str]) -> list[Row]:
     """Accepted of all, by kernel and target; the last row is the sum."""
     def cell(kernel: str, target: str) -> Cell:
-        mine = [v["verdict"] for v in variants if kernel in ("", v["kernel"]) and target in ("", v["target"])]
-        return Cell(mine.count("accepted"), len(mine), _query(kernel=kernel, target=target))
+        mine = [v.accepted for v in variants if kernel in ("", v.kernel) and target in ("", v.target)]
+        return Cell(sum(mine), len(mine), _query(kernel=kernel, target=target))
 
-    names = [*dict.fromkeys(v["kernel"] for v in variants), ""]
+    names = [*dict.fromkeys(v.kernel for v in variants), ""]
     return [Row(name, tuple(cell(name, t) for t in targets), cell(name, "")) for name in names]
 
 
-def _rejected(variants: Sequence[dict[str, Any]], targets: Sequence[str]) -> list[Row]:
+def _rejected(variants: Sequence[Variant], targets: Sequence[str]) -> list[Row]:
     """Rejected, by reason and target, the most frequent reason first."""
-    counts = {t: rejection_counts([v for v in variants if v["target"] == t]) for t in targets}
-    whole = rejection_counts(list(variants))
+    counts = {t: rejection_counts([v for v in variants if v.target == t]) for t in targets}
+    whole = rejection_counts(variants)
     return [Row(code, tuple(Cell(counts[t][code], whole.total(), _query(reason=code, target=t)) for t in targets),
                 Cell(n, whole.total(), _query(reason=code)))
             for code, n in sorted(whole.items(), key=lambda item: (-item[1], item[0]))]
@@ -81,55 +82,62 @@ def _query(**filters: str) -> str:
     return urlencode({name: value for name, value in filters.items() if value})
 
 
-def _toolchain(toolchain: Mapping[str, Any], targets: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """(name, a value a target), or (name, one value) where it is the same for all by its nature."""
-    def row(name: str, value: Any) -> tuple[str, list[str]]:
+def _toolchain(made: Toolchains, targets: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(name, one value per target), or (name, [value]) where it is the same for all by its nature."""
+    def row(name: str, value: object) -> tuple[str, list[str]]:
         if isinstance(value, Mapping):
             return name, [_shown(value.get(t)) for t in targets]
         return name, [_shown(value)]
 
-    first = ("triton", "ptxas", "nvdisasm")
-    rows = [row({"triton": "Triton"}.get(name, name), toolchain[name]) for name in first if name in toolchain]
-    rows += [row(name, value) for name, value in sorted(toolchain.items()) if name not in (*first, "flags")]
-    return rows + [row(name, value) for name, value in sorted(toolchain.get("flags", {}).items())]
+    return [row("Triton", made.triton), row("ptxas", made.ptxas), row("nvdisasm", made.nvdisasm),
+            *(row(name, value) for name, value in sorted(made.flags.items()))]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "–"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _payload(variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the script reads: a list a variant, in the order of `fields`. Values that many variants share (schedules,
-    shapes, lines) are numbers that point into `shared`: half the size, and one copy of each in memory."""
-    shared: list[Any] = []
-    known: dict[str, int] = {}
+class _Shared:
+    """Values that many variants share (schedules, shapes, lines): each once, and referred to by its number."""
 
-    def share(value: Any) -> int:
+    def __init__(self) -> None:
+        self.values: list[object] = []
+        self.known: dict[str, int] = {}
+
+    def number(self, value: object) -> int:
         key = json.dumps(value)
-        if key not in known:
-            known[key] = len(shared)
-            shared.append(value)
-        return known[key]
+        if key not in self.known:
+            self.known[key] = len(self.values)
+            self.values.append(value)
+        return self.known[key]
 
-    def pairs(table: Mapping[str, Any]) -> list[Any]:
-        order = [k for k in KNOB_COLUMNS if k in table] + sorted(k for k in table if k not in KNOB_COLUMNS)
-        return [[k, table[k]] for k in order]
+    def numbers(self, values: Iterable[object]) -> list[int]:
+        return [self.number(value) for value in values]
 
-    shapes = {(v["kernel"], share(pairs(v["shape"]))) for v in variants}
+
+def _pairs(value: KernelShape | Schedule) -> list[tuple[str, object]]:
+    table = vars(value)
+    order = [k for k in KNOB_COLUMNS if k in table] + sorted(k for k in table if k not in KNOB_COLUMNS)
+    return [(k, table[k]) for k in order]
+
+
+def _payload(variants: Sequence[Variant]) -> dict[str, object]:
+    """The data of the script: one list per variant, in the order of `fields`; half the size of a list of objects."""
+    shared = _Shared()
+    shapes = {(v.kernel, v.shape) for v in variants}
     several = {kernel for kernel, n in Counter(kernel for kernel, _ in shapes).items() if n > 1}
-    fields = [*PLAIN_FIELDS, "instructions", "shape", "schedule", "rest", "reasons", "warnings", "lines"]
-    rows = []
-    for v in variants:
-        schedule = pairs(v["schedule"])
-        reasons = [[r["code"], share(r["detail"]), [share(line) for line in r.get("lines") or ()]]
-                   for r in v["reasons"]]
-        rest = describe_schedule({k: value for k, value in schedule if k not in KNOB_COLUMNS})
-        if v["kernel"] in several:
-            sizes = [f"{name} {value}" for name, value in pairs(v["shape"]) if value is not False]
-            rest = ", ".join([rest, *sizes] if rest else sizes)
-        rows.append([*(v.get(name) for name in PLAIN_FIELDS), v.get("instructions"), share(pairs(v["shape"])),
-                     share(schedule), share(rest), reasons, [share(w) for w in v["warnings"]],
-                     [share(line) for line in v.get("lines") or ()]])
-    return {"knobs": KNOB_COLUMNS, "fields": fields, "shared": shared, "rows": rows}
+    rows = [[*map(v.to_dict().get, PLAIN_FIELDS), shared.number(_pairs(v.shape)),
+             shared.number(_pairs(v.schedule)), shared.number(_other_knobs(v, v.kernel in several)),
+             [[r.code, shared.number(r.detail), shared.numbers(r.lines)] for r in v.reasons], shared.numbers(v.warnings),
+             shared.numbers(v.lines)] for v in variants]
+    fields = [*PLAIN_FIELDS, "shape", "schedule", "rest", "reasons", "warnings", "lines"]
+    return {"knobs": KNOB_COLUMNS, "fields": fields, "shared": shared.values, "rows": rows}
+
+
+def _other_knobs(variant: Variant, with_shape: bool) -> str:
+    """The knobs without a column of their own; and the shape, for a kernel that has several."""
+    knobs = describe_schedule({k: value for k, value in _pairs(variant.schedule) if k not in KNOB_COLUMNS})
+    sizes = [f"{name} {value}" for name, value in _pairs(variant.shape) if value is not False] if with_shape else []
+    return ", ".join([*([knobs] if knobs else []), *sizes])

@@ -6,23 +6,20 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...kernels import bundle, registry
 from ...kernels.toolchain import check_switches, disassemble
 from ...schedules.recipe import load_recipe
-from ...schedules.schedule import schedule_from_dict
-from ...shapes.model import shape_from_dict
 from ..errors import ReportError
 from . import compile as compilation
-from .report import Report, describe_schedule
+from .report import Report, Variant, describe_schedule
 
 DECIDES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|STL|LDL)\b")
 
 
 @dataclass(frozen=True)
 class Code:
-    """Machine code of one variant. compiled_now: it wasn't in the bundle, and was made for this look."""
+    """Machine code of one variant. compiled_now: made for this call, since the bundle has none."""
 
     sass: str
     ptx: str
@@ -30,40 +27,26 @@ class Code:
     counts: dict[str, int]
 
 
-def code_of(report: Report, variant: dict[str, Any], out: Path) -> Code:
+def code_of(report: Report, variant: Variant, out: Path) -> Code:
     """The variant's code: from the bundle, or compiled now, to the end, where it was rejected before there was any.
 
     Raises:
-        BundleError: the artefact is damaged. ReportError: the report is, or it can't be compiled to the end either.
-        ToolchainError: nothing here can disassemble it.
+        BundleError: the artefact is damaged. ReportError: it can't be compiled to the end.
+        ToolchainError: a switch of the compiler is set, or nothing here can disassemble it.
     """
-    try:
-        return _code_of(report, variant, out)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as e:
-        raise _damaged(variant, e) from None
-
-
-def _damaged(variant: dict[str, Any], error: Exception) -> ReportError:
-    return ReportError(f"variant {variant['id']}: the report's entry can't be read: {type(error).__name__}: {error}",
-                       expected="an entry that tune-kernels --offline wrote",
-                       action="run tune-kernels --offline again: finished work is kept")
-
-
-def _code_of(report: Report, variant: dict[str, Any], out: Path) -> Code:
-    if variant.get("artefact"):
-        return _read(out, variant["artefact"], compiled_now=False)
-    kernel = variant["kernel"]
-    schedule = schedule_from_dict(registry.operation(kernel).schedule_type, variant["schedule"], variant["id"])
-    shape = shape_from_dict(variant["shape"], variant["id"], ReportError)
-    if problem := registry.operation(kernel).contract(shape, schedule):
-        raise ReportError(f"{variant['id']} can't be compiled: {problem}", expected="a schedule that fits the shape")
+    if variant.artefact:
+        return _read(out, variant.artefact, compiled_now=False)
+    if not registry.known(variant.kernel):
+        raise ReportError(f"{variant.id}: no kernel {variant.kernel!r} here", expected="a report of this version")
+    if problem := registry.operation(variant.kernel).contract(variant.shape, variant.schedule):
+        raise ReportError(f"{variant.id} can't be compiled: {problem}", expected="a schedule that fits the shape")
     check_switches()
     with tempfile.TemporaryDirectory() as folder:
-        numerics = load_recipe(report.get("recipe", "fp8-v1")).numerics
-        task = compilation.make_task(kernel, variant["target"], shape, schedule, numerics, Path(folder))
+        numerics = load_recipe(report.recipe).numerics
+        task = compilation.make_task(variant.kernel, variant.target, variant.shape, variant.schedule, numerics, Path(folder))
         record = compilation.compile_task(task, to_the_end=True)
         if record.artefact is None:
-            raise ReportError(f"{variant['id']} doesn't compile to the end: {record.failures[0]['detail']}")
+            raise ReportError(f"{variant.id} doesn't compile to the end: {record.failures[0].detail}")
         return _read(Path(folder), record.artefact, compiled_now=True)
 
 
@@ -103,35 +86,26 @@ def deciding_lines(sass: str, each: int = 3) -> list[str]:
     return lines
 
 
-def describe(variant: dict[str, Any], code: Code | None, problem: str) -> list[str]:
-    """What a terminal shows of a variant, but for the whole of its code. Raises ReportError for a damaged entry."""
-    try:
-        return list(_describe(variant, code, problem))
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise _damaged(variant, e) from None
-
-
-def _describe(variant: dict[str, Any], code: Code | None, problem: str) -> Iterator[str]:
-    yield f"{variant['id']}  {variant['kernel']} on {variant['target']}: {variant['verdict']} at {variant['stage']}"
-    yield f"  shape     {', '.join(f'{k} {v}' for k, v in variant['shape'].items())}"
-    yield f"  schedule  {describe_schedule(variant['schedule'])}"
-    for reason in variant["reasons"]:
-        yield f"  {reason['code']}: {reason['detail']}"
-    for warning in variant["warnings"]:
+def describe(variant: Variant, code: Code | None, problem: str) -> Iterator[str]:
+    """The lines that a terminal shows of a variant, without the whole of its code. problem: why there is no code."""
+    yield f"{variant.id}  {variant.kernel} on {variant.target}: {variant.verdict} at {variant.stage}"
+    yield f"  shape     {', '.join(f'{k} {v}' for k, v in vars(variant.shape).items())}"
+    yield f"  schedule  {describe_schedule(vars(variant.schedule))}"
+    for reason in variant.reasons:
+        yield f"  {reason.code}: {reason.detail}"
+    for warning in variant.warnings:
         yield f"  warning: {warning}"
-    if variant.get("registers") is not None:
-        yield (f"  {variant['registers']} registers, {variant['spill_store_bytes']} B spill stores, "
-               f"{variant['spill_load_bytes']} B spill loads, {variant['stack_bytes']} B stack, "
-               f"{variant['shared_bytes']:,} B shared, {variant['tmem_columns']} TMEM columns, "
-               f"{variant['blocks_per_sm']} blocks an SM")
-    yield "lines that decided:"
-    for line in dict.fromkeys([*(x for r in variant["reasons"] for x in r["lines"]), *variant.get("lines", [])]):
-        yield f"  {line}"
+    if (facts := variant.facts) is not None:
+        yield (f"  {facts.registers} registers, {facts.spill_store_bytes} B spill stores, {facts.spill_load_bytes} B spill "
+               f"loads, {facts.stack_bytes} B stack, {facts.shared_bytes:,} B shared, {facts.tmem_columns} TMEM columns, "
+               f"{facts.blocks_per_sm} blocks an SM")
+    if lines := dict.fromkeys([*(line for reason in variant.reasons for line in reason.lines), *variant.lines]):
+        yield "lines that decided:"
+        yield from (f"  {line}" for line in lines)
     if code is None:
         yield f"no code: {problem}"
         return
-    when = f" (compiled now, to the end: it was rejected at {variant['stage']})" if code.compiled_now else ""
+    when = f" (compiled now, to the end: it was rejected at {variant.stage})" if code.compiled_now else ""
     counts = ", ".join(f"{n} {name}" for name, n in code.counts.items()) or "no tensor-core instruction, no spill"
     yield f"SASS{when}: {counts}"
-    for line in deciding_lines(code.sass):
-        yield f"  {line}"
+    yield from (f"  {line}" for line in deciding_lines(code.sass))

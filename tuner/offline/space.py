@@ -12,8 +12,9 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...kernels import registry
 from ...kernels.fixed import FIXED
@@ -49,14 +50,30 @@ class Space:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One schedule of one kernel for one target. problem: why it can't be, or None; code: of the reason."""
+    """One schedule of one kernel for one target. problem: why it can't be run, or None; code: of that reason."""
 
     kernel: str
     shape: KernelShape
     schedule: Schedule
     target: Target
     problem: str | None = None
-    code: str = "contract"
+    code: Literal["contract", "resource_limit"] = "contract"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model, recipe, kernels and targets of a sweep."""
+
+    model: ModelShape
+    recipe: Recipe
+    kernels: Sequence[str]
+    targets: Sequence[Target]
+
+    @cached_property
+    def shapes(self) -> dict[str, KernelShape]:
+        """Of the kernels that the model has."""
+        found = self.model.kernel_shapes(self.recipe.linear_dtype, self.recipe.terms)
+        return {kernel: found[kernel] for kernel in self.kernels if kernel in found}
 
 
 def shipped_names() -> list[str]:
@@ -129,35 +146,33 @@ def schedules(space: Space, kernel: str, arch: str) -> list[Schedule]:
     return list(found)
 
 
-def candidates(space: Space, shapes: Mapping[str, KernelShape], kernels: Sequence[str],
-               targets: Sequence[Target]) -> list[Candidate]:
+def candidates(space: Space, subject: Subject) -> list[Candidate]:
     """Every candidate of the kernels that the model has, legal or not.
 
     Raises:
         SpaceError: nothing in the space is legal.
     """
-    found = [reject(Candidate(kernel, shapes[kernel], schedule, target))
-             for target in targets for kernel in kernels if kernel in shapes
-             for schedule in schedules(space, kernel, target.arch)]
+    found = [reject(Candidate(kernel, shape, schedule, target)) for target in subject.targets
+             for kernel, shape in subject.shapes.items() for schedule in schedules(space, kernel, target.arch)]
     if not any(c.problem is None for c in found):
         first = next((f"; the first: {c.kernel}: {c.problem}" for c in found if c.problem), "")
-        raise SpaceError(f"space {space.name!r}: none of {len(found)} candidates for {', '.join(kernels)} is legal{first}",
+        named = ", ".join(subject.kernels)
+        raise SpaceError(f"space {space.name!r}: none of {len(found)} candidates for {named} is legal{first}",
                          expected="at least one schedule that fits a shape of this model",
                          action="widen the space, or start from tuner/spaces/default.toml")
     return found
 
 
-def with_those_in_place(found: Sequence[Candidate], recipe: Recipe, shapes: Mapping[str, KernelShape], kernels: Sequence[str],
-                        targets: Sequence[Target], folders: Sequence[Path]) -> list[Candidate]:
+def with_those_in_place(found: Sequence[Candidate], subject: Subject, folders: Sequence[Path]) -> list[Candidate]:
     """The candidates, and, where they aren't among them, the schedules that a decoder runs under and a race begins with: the
-    recipe's defaults, and what is promoted in these folders for a SKU of a target.
+    recipe's defaults, and those promoted in these folders for a SKU of a target.
 
     Raises:
         ScheduleError: a file of promoted schedules that can't be read.
     """
-    added = [Candidate(kernel, shapes[kernel], schedule, target)
-             for target in targets if target.arch in recipe.defaults for kernel in kernels if kernel in shapes
-             for schedule in _in_place(kernel, shapes[kernel], recipe, target, folders)]
+    added = [Candidate(kernel, shape, schedule, target)
+             for target in subject.targets if target.arch in subject.recipe.defaults for kernel, shape in subject.shapes.items()
+             for schedule in _in_place(kernel, shape, subject.recipe, target, folders)]
     known = {(c.kernel, c.target, c.schedule) for c in found}
     new = dict.fromkeys(c for c in added if (c.kernel, c.target, c.schedule) not in known)
     return [*found, *map(reject, new)]
@@ -174,7 +189,7 @@ def _in_place(kernel: str, shape: KernelShape, recipe: Recipe, target: Target, f
     return found
 
 
-def with_fixed(found: Sequence[Candidate], model: ModelShape, recipe: Recipe) -> list[Candidate]:
+def with_fixed(found: Sequence[Candidate], subject: Subject) -> list[Candidate]:
     """The candidates, and the kernels that aren't tuned, in every shape that they take beside those that are legal."""
     added = []
     for target in dict.fromkeys(c.target for c in found):
@@ -183,7 +198,7 @@ def with_fixed(found: Sequence[Candidate], model: ModelShape, recipe: Recipe) ->
             if c.target == target and c.problem is None:
                 beside.setdefault(c.kernel, []).append(c.schedule)
         added += [Candidate(name, shape, fixed.schedule, target) for name, fixed in FIXED.items()
-                  for shape in fixed.shapes(model, recipe, beside)]
+                  for shape in fixed.shapes(subject.model, subject.recipe, beside)]
     return [*found, *map(reject, added)]
 
 
@@ -191,7 +206,7 @@ def reject(candidate: Candidate) -> Candidate:
     """The candidate, with the reason where it can't be run: its contract, or more shared memory than a block can have."""
     operation = registry.operation(candidate.kernel)
     problem = operation.contract(candidate.shape, candidate.schedule)
-    code = "contract"
+    code: Literal["contract", "resource_limit"] = "contract"
     if problem is None:
         needed = operation.shared_bytes(candidate.shape, candidate.schedule)
         limit = candidate.target.shared_bytes_per_block

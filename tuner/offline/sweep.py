@@ -1,6 +1,5 @@
 """The offline sweep: space → compile → inspect → report, with no GPU. What `tune-kernels --offline` runs."""
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -8,41 +7,42 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from ...kernels import registry, toolchain
 from ...kernels.bundle import kernel_digest
 from ...schedules import store
 from ...schedules.errors import ScheduleError
+from ...schedules.promoted import Artefact
 from ...schedules.recipe import Recipe, load_recipe, recipe_names
 from ...schedules.schedule import schedule_to_dict
 from ...shapes.fields import nearest
 from ...shapes.model import load_model_shape, shape_to_dict
-from ...shapes.target import ARCHES, Target, load_arch
+from ...shapes.target import ARCHES, load_arch
 from .. import pool
 from ..errors import SpaceError
 from . import compile as compilation
 from .compile import Task
-from .inspection import Reason, Verdict, judge
-from .record import Record, cannot_write, read_record, write_json, write_text
-from .report import FACT_FIELDS, SCHEMA, Report
-from .space import Candidate, candidates, load_space, shipped_names, with_fixed, with_those_in_place
+from .inspection import Verdict, verdict_on
+from .record import Reason, Record, cannot_write, read_record, record_path, write_json, write_text
+from .report import Audit, Counts, Report, Toolchains, Variant
+from .space import Candidate, Space, Subject, candidates, load_space, shipped_names, with_fixed, with_those_in_place
 
 # 0.2 to 1 s each: begun first, so that no worker ends alone with one of them.
 DEAREST = ("attention", "merge", "prefill_attention", "prefill_linear", "prefill_narrow")
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to sweep. kernels empty: all that the model has; jobs 0: one worker a core, memory allowing; schedules: the folder
-    of promoted schedules that is asked first."""
+class SweepRequest:
+    """One sweep. targets, kernels: all where empty; jobs None: one worker per core, memory allowing; schedules: the folder of
+    promoted schedules that is asked first."""
 
     model: str = "qwen2.5-7b"
-    targets: tuple[str, ...] = ARCHES
+    targets: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     space: str = "default"
     recipe: str = "fp8-v1"
-    jobs: int = 0
+    jobs: int | None = None
     out: Path = Path("build/offline")
     fresh: bool = False
     max_spill_bytes: int = 0
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass
 class Progress:
-    """What a caller may show while a sweep runs."""
+    """How far a sweep is: variants to compile, done, and their verdicts."""
 
     total: int = 0
     done: int = 0
@@ -69,7 +69,7 @@ class Planned:
     task: Task | None
 
 
-def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress: None) -> Report:
+def sweep(request: SweepRequest, watch: Callable[[Progress], None] = lambda progress: None) -> Report:
     """Compile and judge every candidate; write `report.json` and `report.html` and return the report.
 
     Raises:
@@ -77,49 +77,44 @@ def sweep(request: Request, watch: Callable[[Progress], None] = lambda progress:
         KeyboardInterrupt: stopped; what was finished is kept, and the same call goes on from there.
     """
     started = time.perf_counter()
-    shape = load_model_shape(request.model)
-    targets = [load_arch(name) for name in dict.fromkeys(request.targets)]
-    kernels = _kernels(request.kernels, list(shape.kernel_shapes()), shape.name)
+    model = load_model_shape(request.model)
+    targets = [load_arch(name) for name in dict.fromkeys(request.targets or ARCHES)]
+    kernels = _kernels(request.kernels, list(model.kernel_shapes()), model.name)
     recipe = load_recipe(request.recipe)
     if not recipe.defaults:
         raise ScheduleError(f"recipe {recipe.name} has no kernels", expected="a recipe with default schedules",
                             action="choose one of " + ", ".join(n for n in recipe_names() if load_recipe(n).defaults))
     space = load_space(request.space)
-    shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
     toolchain.check(targets, recipe.numerics)
-    found = candidates(space, shapes, kernels, targets)
-    if request.space in shipped_names():
-        found = with_those_in_place(found, recipe, shapes, kernels, targets, store.search_path(request.schedules))
-    found = with_fixed(found, shape, recipe)
+    found = _candidates(request, space, Subject(model, recipe, kernels, targets))
     out = _prepare(request.out, request.fresh)
     plan = [_plan(c, recipe, out) for c in found]
-    tasks = {p.task.record_key: p.task for p in plan if p.task}
-    records: dict[str, Record] = {}
-    for record_key in tasks:
-        if (known := read_record(out, record_key)) is not None:
-            records[record_key] = known
-    cached = set(records)
-    missing = sorted((t for k, t in tasks.items() if k not in records), key=lambda t: t.kernel not in DEAREST)
-    records |= _compile(missing, request, out, watch, Progress(total=len(missing)))
-    variants = [_variant(p, records, request.max_spill_bytes) for p in plan]
-    counts = _counts(plan, variants, cached)
-    report: Report = {
-        "schema": SCHEMA, "toolchain": _toolchain(targets, recipe), "model": shape.name,
-        "targets": [t.arch for t in targets], "space": space.name, "recipe": recipe.name,
-        "max_spill_bytes": request.max_spill_bytes, "counts": counts, "audit": _audit(plan, variants, records),
-        "variants": variants, "seconds": round(time.perf_counter() - started, 2),
-    }
+    records, cached = _records(plan, request, out, watch)
+    variants = tuple(_variant(p, records, request.max_spill_bytes) for p in plan)
+    made = {t.arch: toolchain.installed(t, recipe.numerics) for t in targets}
+    report = Report(
+        model=model.name, model_digest=model.digest, targets=tuple(made), space=space.name, recipe=recipe.name,
+        max_spill_bytes=request.max_spill_bytes, toolchain=Toolchains.of(made, toolchain.release(toolchain.nvdisasm_path())),
+        counts=_counts(plan, variants, cached), audit=_audit(plan, variants, records), variants=variants,
+        seconds=round(time.perf_counter() - started, 2))
     _write(out, report)
     return report
 
 
-def _toolchain(targets: Sequence[Target], recipe: Recipe) -> dict[str, Any]:
-    """As the report has it: by target what differs between targets."""
-    made = {t.arch: toolchain.installed(t, recipe.numerics) for t in targets}
-    flags = {"enable_fp_fusion": recipe.numerics.enable_fp_fusion, "promote_every": recipe.numerics.promote_every,
-             "max_num_imprecise_acc": {t.arch: recipe.numerics.max_num_imprecise_acc.get(t.arch) for t in targets}}
-    return {"triton": made[targets[0].arch].triton, "ptxas": {arch: m.ptxas for arch, m in made.items()},
-            "nvdisasm": toolchain.release(toolchain.nvdisasm_path()), "flags": flags}
+def _candidates(request: SweepRequest, space: Space, subject: Subject) -> list[Candidate]:
+    found = candidates(space, subject)
+    if request.space in shipped_names():
+        found = with_those_in_place(found, subject, store.search_path(request.schedules))
+    return with_fixed(found, subject)
+
+
+def _records(plan: list[Planned], request: SweepRequest, out: Path,
+             watch: Callable[[Progress], None]) -> tuple[dict[str, Record], set[str]]:
+    """The record of each task, by its key, and the keys of those that were known from an earlier run."""
+    tasks = {p.task.record_key: p.task for p in plan if p.task}
+    known = {key: record for key in tasks if (record := read_record(out, record_path(out, key))) is not None}
+    missing = sorted((t for k, t in tasks.items() if k not in known), key=lambda t: t.kernel not in DEAREST)
+    return known | _compile(missing, request, out, watch, Progress(total=len(missing))), set(known)
 
 
 def _kernels(asked: Sequence[str], known: list[str], model: str) -> list[str]:
@@ -158,7 +153,7 @@ def _plan(candidate: Candidate, recipe: Recipe, out: Path) -> Planned:
     return Planned(candidate, digest, task)
 
 
-def _compile(missing: list[Task], request: Request, out: Path, watch: Callable[[Progress], None],
+def _compile(missing: list[Task], request: SweepRequest, out: Path, watch: Callable[[Progress], None],
              progress: Progress) -> dict[str, Record]:
     """Run what isn't known yet. A task whose worker died is told in this run's report and tried again in the next."""
     watch(progress)
@@ -172,8 +167,8 @@ def _compile(missing: list[Task], request: Request, out: Path, watch: Callable[[
         try:
             for task, result in pool.run(executor, compilation.compile_task, missing, in_flight=3 * jobs):
                 if isinstance(result, pool.Died):
-                    code = "timeout" if result.timeout else "compile_error"
-                    result = Record("contract", [dataclasses.asdict(Reason(code, result.detail))])
+                    code: Literal["timeout", "compile_error"] = "timeout" if result.timeout else "compile_error"
+                    result = Record("contract", (Reason(code, result.detail),))
                 found[task.record_key] = result
                 progress.done += 1
                 verdict = _judged(task, result, request.max_spill_bytes)
@@ -189,10 +184,10 @@ def _compile(missing: list[Task], request: Request, out: Path, watch: Callable[[
 
 def _judged(task: Task, record: Record, max_spill_bytes: int) -> Verdict:
     wanted = compilation.wanted_instructions(task.kernel, task.shape, task.arch)
-    return judge(record, wanted, task.schedule, load_arch(task.arch), max_spill_bytes)
+    return verdict_on(record, wanted, task.schedule, load_arch(task.arch), max_spill_bytes)
 
 
-def _variant(planned: Planned, records: dict[str, Record], max_spill_bytes: int) -> dict[str, Any]:
+def _variant(planned: Planned, records: dict[str, Record], max_spill_bytes: int) -> Variant:
     """One entry of the report."""
     c = planned.candidate
     record = records[planned.task.record_key] if planned.task else None
@@ -200,54 +195,53 @@ def _variant(planned: Planned, records: dict[str, Record], max_spill_bytes: int)
         verdict = _judged(planned.task, record, max_spill_bytes)
     else:
         verdict = Verdict(False, "contract", (Reason(c.code, c.problem or ""),))
-    shape, schedule = shape_to_dict(c.shape), schedule_to_dict(c.schedule)
-    identity = json.dumps([c.kernel, c.target.arch, shape, schedule], sort_keys=True)
-    facts = {**verdict.facts, "blocks_per_sm": verdict.blocks_per_sm}
-    return {
-        "id": hashlib.sha256(identity.encode()).hexdigest()[:12], "kernel": c.kernel, "kernel_digest": planned.digest,
-        "target": c.target.arch, "shape": shape, "schedule": schedule,
-        "verdict": "accepted" if verdict.accepted else "rejected", "stage": verdict.stage,
-        "reasons": [{"code": r.code, "detail": r.detail, "lines": list(r.lines)} for r in verdict.reasons],
-        "warnings": list(verdict.warnings),
-        "lines": [*verdict.lines, *(record.log if record else [])],
-        "instructions": sorted(facts["instructions"]) if "instructions" in facts else None,
-        **{name: facts.get(name) for name in FACT_FIELDS},
-        "compile_ms": record.compile_ms if record else None,
-        "artefact": record.artefact if record else None,
-    }
+    identity = json.dumps([c.kernel, c.target.arch, shape_to_dict(c.shape), schedule_to_dict(c.schedule)], sort_keys=True)
+    return Variant(
+        id=hashlib.sha256(identity.encode()).hexdigest()[:12], kernel=c.kernel, kernel_digest=planned.digest,
+        target=c.target.arch, shape=c.shape, schedule=c.schedule, verdict="accepted" if verdict.accepted else "rejected",
+        stage=verdict.stage, reasons=verdict.reasons, warnings=verdict.warnings,
+        lines=(*verdict.lines, *(record.log if record else ())), compile_ms=record.compile_ms if record else None,
+        artefact=record.artefact if record else None, facts=_facts(verdict))
 
 
-def _counts(plan: list[Planned], variants: list[dict[str, Any]], cached: set[str]) -> dict[str, int]:
-    accepted = [v for v in variants if v["verdict"] == "accepted"]
+def _facts(verdict: Verdict) -> Artefact | None:
+    """As promoted schedules record them."""
+    facts = verdict.facts
+    if facts is None or verdict.blocks_per_sm is None:
+        return None
+    return Artefact(tuple(sorted(facts.instructions)), facts.registers, facts.spill_store_bytes, facts.spill_load_bytes,
+                    facts.stack_bytes, facts.shared_bytes, facts.tmem_columns, verdict.blocks_per_sm, facts.cubin_sha256)
+
+
+def _counts(plan: list[Planned], variants: Sequence[Variant], cached: set[str]) -> Counts:
+    accepted = [v for v in variants if v.accepted]
     contract = sum(p.candidate.problem is not None and p.candidate.code == "contract" for p in plan)
-    return {
-        "variants": len(variants), "contract": contract, "accepted": len(accepted),
-        "rejected": len(variants) - len(accepted) - contract,
-        "cached": sum(p.task is None or p.task.record_key in cached for p in plan),
-        "cubins": len({v["cubin_sha256"] for v in variants if v["cubin_sha256"]}),
-        "accepted_cubins": len({v["cubin_sha256"] for v in accepted}),
-    }
+    return Counts(variants=len(variants), contract=contract, accepted=len(accepted),
+                  rejected=len(variants) - len(accepted) - contract,
+                  cached=sum(p.task is None or p.task.record_key in cached for p in plan),
+                  cubins=len({v.facts.cubin_sha256 for v in variants if v.facts}),
+                  accepted_cubins=len({v.facts.cubin_sha256 for v in accepted if v.facts}))
 
 
-def _audit(plan: list[Planned], variants: list[dict[str, Any]], records: dict[str, Record]) -> dict[str, Any]:
+def _audit(plan: list[Planned], variants: Sequence[Variant], records: dict[str, Record]) -> Audit:
     """Early rejects that were compiled to the end all the same: does the artefact have the fault that was foreseen?"""
     sampled, disagreed = 0, []
     for planned, variant in zip(plan, variants):
         if planned.task is None:
             continue
-        foreseen = {r["code"] for r in records[planned.task.record_key].early}
+        foreseen = {r.code for r in records[planned.task.record_key].early}
         if planned.candidate.problem:
             foreseen.add(planned.candidate.code)
         if foreseen:
             sampled += 1
-            found = {r["code"] for r in variant["reasons"]}
+            found = {r.code for r in variant.reasons}
             if not foreseen <= found and not found & {"compile_error", "assembler_error", "timeout"}:
-                disagreed.append(variant["id"])
-    return {"one_in": compilation.AUDIT_ONE_IN, "sampled": sampled, "disagreed": disagreed}
+                disagreed.append(variant.id)
+    return Audit(compilation.AUDIT_ONE_IN, sampled, tuple(disagreed))
 
 
 def _write(out: Path, report: Report) -> None:
     from .report_html import render_report
 
-    write_json(out / "report.json", report)
+    write_json(out / "report.json", report.to_dict())
     write_text(out / "report.html", render_report(report))

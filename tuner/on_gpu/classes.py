@@ -110,8 +110,8 @@ def classify(request: Request, machine: Machine, measurer: Measurer, watch: Call
     began = time.monotonic()
     report = read_report(request.bundle)
     shape = load_model_shape(request.model) if request.model else None
-    model = shape.name if shape else str(report["model"])
-    recipe, target = load_recipe(request.recipe or report.get("recipe", "fp8-v1")), sku_of(machine)
+    model = shape.name if shape else report.model
+    recipe, target = load_recipe(request.recipe or report.recipe), sku_of(machine)
     wanted = Conditions(request.model or model, shape, target, recipe, store.search_path(request.schedules))
     found = survivors.find_survivors(request.bundle, wanted, request.kernels, request.out)
     if found.differs:

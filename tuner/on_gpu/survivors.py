@@ -1,25 +1,21 @@
 """What an offline bundle brings to a GPU machine: the accepted variants of each kernel, checked against the toolchain here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...kernels import bundle, registry, toolchain
 from ...schedules import store
 from ...schedules.errors import NotPromoted
 from ...schedules.promoted import Toolchain
 from ...schedules.recipe import Recipe
-from ...schedules.schedule import schedule_from_dict
-from ...shapes.fields import Fields, nearest
-from ...shapes.model import KernelShape, ModelShape, shape_from_dict
+from ...shapes.fields import nearest
+from ...shapes.model import KernelShape, ModelShape
 from ...shapes.target import Target
 from ..errors import ReportError, SpaceError
-from ..offline.report import FACT_FIELDS, Report, read_report
-from ..offline.sweep import Request, sweep
-from .samples.recording import Contest, Entrant, Facts, Origin
-
-Variant = dict[str, Any]  # of the offline report
+from ..offline.report import Report, Variant, read_report
+from ..offline.sweep import SweepRequest, sweep
+from .samples.recording import Contest, Entrant, Origin
 
 
 @dataclass(frozen=True)
@@ -54,18 +50,18 @@ def find_survivors(folder: Path, wanted: Conditions, kernels: Sequence[str], out
     report, target, recipe = read_report(folder), wanted.target, wanted.recipe
     again = f"tune-kernels --offline --model {wanted.model} --target {target.arch} --out {folder}"
     if other := other_model(report, wanted):
-        raise SpaceError(f"{folder} is of {report['model']}: {other}", expected=f"a bundle of {wanted.model}", action=again)
+        raise SpaceError(f"{folder} is of {report.model}: {other}", expected=f"a bundle of {wanted.model}", action=again)
     here = toolchain.installed(target, recipe.numerics)
     differs = difference(report, here, target)
     if differs:
-        request = Request(model=wanted.model, targets=(target.arch,), kernels=tuple(kernels), space=report["space"],
-                          recipe=recipe.name, out=out / "bundle", max_spill_bytes=report.get("max_spill_bytes", 0),
-                          schedules=schedules)
+        request = SweepRequest(model=wanted.model, targets=(target.arch,), kernels=tuple(kernels), space=report.space,
+                               recipe=recipe.name, out=out / "bundle", max_spill_bytes=report.max_spill_bytes,
+                               schedules=schedules)
         report, folder = sweep(request), request.out
-    mine = [v for v in report["variants"] if v["target"] == target.arch]
+    mine = [v for v in report.variants if v.target == target.arch]
     if not mine:
         raise SpaceError(f"{folder} has nothing for {target.arch}", expected=f"variants for {target.name}", action=again)
-    known = list(dict.fromkeys(v["kernel"] for v in mine if v["kernel"] in registry.TUNABLE))
+    known = list(dict.fromkeys(v.kernel for v in mine if v.kernel in registry.TUNABLE))
     for name in kernels:
         if name not in known:
             raise SpaceError(f"kernel {name!r}{nearest(name, known)} is not in {folder}", expected=f"one of {', '.join(known)}")
@@ -74,30 +70,25 @@ def find_survivors(folder: Path, wanted: Conditions, kernels: Sequence[str], out
 
 def other_model(report: Report, wanted: Conditions) -> str:
     """Which kernel of a bundle has another shape than the model's, or an empty string. A model is its shapes, not its name."""
-    if wanted.shape is None:
+    if wanted.shape is None or wanted.shape.digest == report.model_digest:
         return ""
     expected = wanted.shape.kernel_shapes(wanted.recipe.linear_dtype, wanted.recipe.terms)
-    for variant in report["variants"]:
-        kernel = variant["kernel"]
-        if kernel in registry.TUNABLE:
-            found = shape_from_dict(variant["shape"], str(variant["id"]), ReportError)
-            if found != expected.get(kernel):
-                return f"{kernel} is {found}, not {expected.get(kernel)}"
+    for variant in report.variants:
+        if variant.kernel in registry.TUNABLE and variant.shape != expected.get(variant.kernel):
+            return f"{variant.kernel} is {variant.shape}, not {expected.get(variant.kernel)}"
     return ""
 
 
 def difference(report: Report, here: Toolchain, target: Target) -> str:
     """In what a bundle differs from this machine, or an empty string."""
-    made = report["toolchain"]
-    flags = {k: v.get(target.arch) if isinstance(v, Mapping) else v for k, v in made.get("flags", {}).items()}
-    ptxas = made.get("ptxas", {}).get(target.arch)
-    for name, found, expected in (("Triton", made.get("triton"), here.triton), ("ptxas", ptxas, here.ptxas),
-                                  ("flags", flags, dict(here.flags))):
+    made = report.toolchain.on(target.arch)
+    for name, found, expected in (("Triton", made.triton, here.triton), ("ptxas", made.ptxas, here.ptxas),
+                                  ("flags", dict(made.flags), dict(here.flags))):
         if found != expected:
             return f"the bundle was made with {name} {found}, here is {expected}"
-    for variant in report["variants"]:
-        name = variant["kernel"]
-        if registry.known(name) and variant["kernel_digest"] != bundle.kernel_digest(registry.operation(name).kernel):
+    for variant in report.variants:
+        name = variant.kernel
+        if registry.known(name) and variant.kernel_digest != bundle.kernel_digest(registry.operation(name).kernel):
             return f"the source of {name} has changed since the bundle was made"
     return ""
 
@@ -106,11 +97,11 @@ def contests(found: Survivors, kernels: Sequence[str], wanted: Conditions) -> tu
     """A contest for each kernel, and why there is none for others: their incumbent isn't among the survivors."""
     made: dict[str, Contest] = {}
     skipped: dict[str, str] = {}
-    accepted = [v for v in found.report["variants"] if v["target"] == wanted.target.arch and v["verdict"] == "accepted"]
-    for kernel in dict.fromkeys(v["kernel"] for v in accepted if v["kernel"] in registry.TUNABLE):
+    accepted = [v for v in found.report.variants if v.target == wanted.target.arch and v.accepted]
+    for kernel in dict.fromkeys(v.kernel for v in accepted if v.kernel in registry.TUNABLE):
         if kernels and kernel not in kernels:
             continue
-        mine = [v for v in accepted if v["kernel"] == kernel]
+        mine = [v for v in accepted if v.kernel == kernel]
         contest = _contest(kernel, mine, wanted)
         if contest.incumbent:
             made[kernel] = contest
@@ -121,8 +112,8 @@ def contests(found: Survivors, kernels: Sequence[str], wanted: Conditions) -> tu
 
 
 def _contest(kernel: str, variants: Sequence[Variant], wanted: Conditions) -> Contest:
-    shape = shape_from_dict(variants[0]["shape"], variants[0]["id"], ReportError)
-    entrants = {v["id"]: _entrant(kernel, v) for v in variants}
+    shape = variants[0].shape
+    entrants = {v.id: _entrant(kernel, v) for v in variants}
     key = registry.store_key(kernel, shape, wanted.target, wanted.recipe)
     origin: Origin = "recipe default"
     shared = False
@@ -136,10 +127,10 @@ def _contest(kernel: str, variants: Sequence[Variant], wanted: Conditions) -> Co
 
 
 def _entrant(kernel: str, variant: Variant) -> Entrant:
-    name: str = variant["id"]
-    schedule = schedule_from_dict(registry.operation(kernel).schedule_type, variant["schedule"], name)
-    facts = {n: variant.get(n) for n in ("instructions", *FACT_FIELDS)}
-    return Entrant(name, schedule, Fields(facts, name, ReportError).read(Facts).artefact())
+    """Raises ReportError for an entry that was edited: another kernel's schedule, or accepted without facts."""
+    if variant.facts is None or not isinstance(variant.schedule, registry.operation(kernel).schedule_type):
+        raise ReportError(f"{variant.id}: not an accepted variant of {kernel}", expected="as tune-kernels --offline wrote it")
+    return Entrant(variant.id, variant.schedule, variant.facts)
 
 
 def founded_class(kernel: str, shape: KernelShape, wanted: Conditions) -> str | None:

@@ -52,9 +52,9 @@ def _cubin(entry: Entry | None) -> str | None:
 
 
 def _by_cubin(bundle: Path) -> Iterator[tuple[str, Place]]:
-    for variant in read_report(bundle)["variants"]:
-        if variant.get("cubin_sha256") and variant.get("artefact"):
-            yield variant["cubin_sha256"], Place(bundle if bundle.is_dir() else bundle.parent, variant["artefact"])
+    for variant in read_report(bundle).variants:
+        if variant.facts and variant.artefact:
+            yield variant.facts.cubin_sha256, Place(bundle if bundle.is_dir() else bundle.parent, variant.artefact)
 
 
 def _place(entry: Entry | None, side: Collection, known: Mapping[str, Place]) -> Place | None:

@@ -18,8 +18,7 @@ from ...schedules.promoted import PromotedSchedule
 from ...schedules.schedule import schedule_to_dict
 from ...schedules.store import PromotedFile
 from ...shapes.model import shape_to_dict
-from ..errors import ReportError
-from ..offline.report import Report
+from ..offline.report import Report, Variant
 from .evidence import Bits, EvidenceState, Kernels, bits_of, evidence_of, installed_kernels
 from .times import TimeChange, time_change
 
@@ -28,7 +27,6 @@ PROMOTED, REPORT = "promoted", "report"
 FACTS = ("verdict", "stage", "reasons", "instructions", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "registers",
          "shared_bytes", "tmem_columns", "blocks_per_sm", "cubin_sha256")  # what decides most comes first
 NUMBERS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
-TEXTS = ("artefact", "cubin_sha256")  # of a report's variant: numbers and texts that may be null
 AXES = ("target", "model", "recipe")
 
 
@@ -168,37 +166,20 @@ def _promoted_entry(row: PromotedSchedule, model: str) -> Entry:
 
 
 def report_entries(report: Report) -> tuple[Entry, ...]:
-    """Raises ReportError for a variant whose fields are of no use."""
-    found = []
-    for i, variant in enumerate(report["variants"]):
-        try:
-            found.append(_report_entry(variant, report))
-        except (TypeError, ValueError, AttributeError, KeyError) as e:
-            raise ReportError(f"variant {i}: {type(e).__name__}: {e}", expected="a variant that tune-kernels --offline wrote",
-                              action="run tune-kernels --offline again: finished work is kept") from None
-    return tuple(found)
+    return tuple(_report_entry(variant, report) for variant in report.variants)
 
 
-def _report_entry(variant: Mapping[str, Any], report: Report) -> Entry:
-    target, tools = variant["target"], report["toolchain"]
-    for name in NUMBERS + TEXTS:
-        if not isinstance(variant.get(name), (int if name in NUMBERS else str, type(None))):
-            raise TypeError(f"{name} is {variant[name]!r}")
-    if variant["verdict"] not in ("accepted", "rejected"):
-        raise ValueError(f"verdict is {variant['verdict']!r}")
-
-    def here(value: Any) -> Any:
-        return _plain(value.get(target) if isinstance(value, Mapping) else value)
-
-    toolchain = {"Triton": here(tools.get("triton")), "ptxas": here(tools.get("ptxas")),
-                 **{name: here(value) for name, value in sorted(tools.get("flags", {}).items())}}
-    facts = {name: variant.get(name) for name in FACTS}
-    facts["instructions"] = None if facts["instructions"] is None else list(map(str, facts["instructions"]))
-    facts["reasons"] = list(dict.fromkeys(r["code"] for r in variant["reasons"]))
-    lines = dict.fromkeys(str(x) for x in [*(x for r in variant["reasons"] for x in r["lines"]), *(variant.get("lines") or ())])
-    return Entry(target, report["model"], str(report.get("recipe") or ""), variant["kernel"], variant["shape"],
-                 variant["schedule"], variant["id"], facts, variant["kernel_digest"], toolchain, lines=tuple(lines),
-                 artefact=variant.get("artefact"))
+def _report_entry(variant: Variant, report: Report) -> Entry:
+    tools = report.toolchain.on(variant.target)
+    toolchain = {"Triton": tools.triton, "ptxas": tools.ptxas,
+                 **{name: _plain(value) for name, value in sorted(tools.flags.items())}}
+    table = variant.to_dict()
+    facts = {name: table[name] for name in FACTS}
+    facts["instructions"] = list(variant.facts.instructions) if variant.facts else None
+    facts["reasons"] = list(dict.fromkeys(r.code for r in variant.reasons))
+    lines = dict.fromkeys([*(line for r in variant.reasons for line in r.lines), *variant.lines])
+    return Entry(variant.target, report.model, report.recipe, variant.kernel, table["shape"], table["schedule"], variant.id,
+                 facts, variant.kernel_digest, toolchain, lines=tuple(lines), artefact=variant.artefact)
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from ...schedules import store
 from ...schedules.errors import ScheduleError
 from ...shapes.fields import Fields, parse_table
 from ..errors import DiffError, ReportError
-from ..offline.report import check_report, read_report
+from ..offline.report import read_report, report_from
 from . import git as diff_git
 from .compare import PROMOTED, REPORT, Collection, Entry, promoted_entries, report_entries
 from .evidence import INSTALLED, Kernels, installed_kernels, kernels_from, kernels_in
@@ -170,7 +170,7 @@ def _from_table(table: dict[str, Any], name: str, where: str, folder: Path | Non
     if isinstance(schema, str) and schema.startswith(store.FAMILY):
         return _promoted({where: table}, name)
     try:
-        return Collection(name, REPORT, report_entries(check_report(table, where)), folder)
+        return Collection(name, REPORT, report_entries(report_from(table, where)), folder)
     except ReportError as e:
         if isinstance(schema, str) and "/" in schema:
             raise

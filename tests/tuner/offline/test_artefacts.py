@@ -16,8 +16,8 @@ from tune_kernels.schedules.schedule import LinearSchedule, MergeSchedule, Sched
 from tune_kernels.shapes.model import LinearShape, load_model_shape
 from tune_kernels.shapes.target import ARCHES, load_arch
 from tune_kernels.tuner.offline.compile import compile_task, make_task, wanted_instructions
-from tune_kernels.tuner.offline.inspection import Verdict, judge
-from tune_kernels.tuner.offline.record import Record
+from tune_kernels.tuner.offline.inspection import Verdict, verdict_on
+from tune_kernels.tuner.offline.record import Facts, Record
 
 pytestmark = pytest.mark.compiles
 RECIPE = load_recipe("fp8-v1")
@@ -29,7 +29,12 @@ def verdict_of(kernel: str, arch: str, schedule: Schedule, folder: Path, shape: 
                to_the_end: bool = False) -> tuple[Verdict, Record]:
     shape = shape or SHAPES.get(kernel) or DRAFTER[kernel]
     record = compile_task(make_task(kernel, arch, shape, schedule, RECIPE.numerics, folder), to_the_end=to_the_end)
-    return judge(record, wanted_instructions(kernel, shape, arch), schedule, load_arch(arch)), record
+    return verdict_on(record, wanted_instructions(kernel, shape, arch), schedule, load_arch(arch)), record
+
+
+def facts_of(record: Record) -> Facts:
+    assert record.facts is not None
+    return record.facts
 
 
 def codes(verdict: Verdict) -> set[str]:
@@ -43,14 +48,14 @@ def test_eight_rows_fall_back_to_fp16_until_triton_39(arch: str, tmp_path: Path)
     verdict, record = verdict_of("down", arch, schedule, tmp_path, to_the_end=True)
     if triton.__version__.startswith(("3.6.", "3.7.")):
         assert codes(verdict) == {"wrong_instruction"}
-        assert record.facts["instructions"].keys() == {"HMMA"}
-        assert record.dots == ["HMMA"]
+        assert facts_of(record).instructions.keys() == {"HMMA"}
+        assert record.dots == ("HMMA",)
         assert any("cvt.rn.f16x2.e4m3x2" in line for line in record.conversions)
         early, _ = verdict_of("down", arch, schedule, tmp_path)
         assert codes(early) == {"wrong_instruction"}
     else:
         assert verdict.accepted
-        assert record.facts["instructions"].keys() == {"QGMMA" if arch == "sm_90" else "UTCQMMA"}
+        assert facts_of(record).instructions.keys() == {"QGMMA" if arch == "sm_90" else "UTCQMMA"}
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -67,11 +72,11 @@ def test_what_does_not_fit_the_registers_spills(arch: str, tmp_path: Path) -> No
     default = registry.default_schedule(RECIPE, "attention", arch)
     capped, record = verdict_of("attention", arch, replace(default, maxnreg=96), tmp_path)  # type: ignore[type-var]
     assert codes(capped) == {"register_spill"}
-    assert record.facts["spill_store_bytes"] // 4 > 50, "many values"
-    assert record.facts["stack_bytes"] > 200
+    assert facts_of(record).spill_store_bytes // 4 > 50, "many values"
+    assert facts_of(record).stack_bytes > 200
     free, record = verdict_of("attention", arch, default, tmp_path)
     assert free.accepted
-    assert (record.facts["spill_store_bytes"], record.facts["spill_load_bytes"], record.facts["stack_bytes"]) == (0, 0, 0)
+    assert (facts_of(record).spill_store_bytes, facts_of(record).spill_load_bytes, facts_of(record).stack_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -80,7 +85,7 @@ def test_too_much_shared_memory_is_a_resource_limit(arch: str, tmp_path: Path) -
     schedule = LinearSchedule(256, 256, 4, 4)
     verdict, record = verdict_of("gate_up", arch, schedule, tmp_path, to_the_end=True)
     assert "resource_limit" in codes(verdict)
-    assert record.facts["shared_bytes"] >= 278_528
+    assert facts_of(record).shared_bytes >= 278_528
     early, _ = verdict_of("gate_up", arch, schedule, tmp_path)
     assert codes(early) == {"resource_limit"}
 
@@ -112,7 +117,7 @@ def test_every_tunable_kernel_compiles_with_its_default_and_does_not_spill(kerne
     """A kernel joins this test by being registered."""
     verdict, record = verdict_of(kernel, arch, registry.default_schedule(RECIPE, kernel, arch), tmp_path)
     assert verdict.accepted, verdict.reasons
-    assert record.facts["spill_store_bytes"] == record.facts["spill_load_bytes"] == 0
+    assert facts_of(record).spill_store_bytes == facts_of(record).spill_load_bytes == 0
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -127,7 +132,7 @@ def test_every_fixed_kernel_compiles_in_each_of_its_shapes_and_does_not_spill(ke
                   for name, shape in model.kernel_shapes(recipe.linear_dtype, recipe.terms).items()}
         for shape in fixed.shapes(model, recipe, beside):
             record = compile_task(make_task(kernel, arch, shape, fixed.schedule, recipe.numerics, tmp_path))
-            verdict = judge(record, wanted_instructions(kernel, shape, arch), fixed.schedule, load_arch(arch))
+            verdict = verdict_on(record, wanted_instructions(kernel, shape, arch), fixed.schedule, load_arch(arch))
             assert verdict.accepted, (shape, verdict.reasons)
             assert fixed.operation.contract(shape, fixed.schedule) is None
 
@@ -143,7 +148,7 @@ def test_equal_intermediate_code_is_assembled_once(tmp_path: Path) -> None:
     """num_stages beyond the steps of a loop changes the key, not the code."""
     shape = LinearShape(512, 128)
     records = [verdict_of("o", "sm_90", LinearSchedule(64, 128, stages, 4), tmp_path, shape)[1] for stages in (3, 4, 5)]
-    assert len({r.facts["cubin_sha256"] for r in records}) == 1
+    assert len({facts_of(r).cubin_sha256 for r in records}) == 1
     assert len({r.artefact for r in records}) == 3, "each can be found under its own key"
     inodes = {(tmp_path / "artefacts" / str(r.artefact) / "linear_kernel.cubin").stat().st_ino for r in records}
     assert len(inodes) == 1
@@ -200,4 +205,4 @@ def _compile_double(kernel: Any, folder: Path) -> str:
 
     launch = Launch(kernel, {"x_ptr": "*fp32"}, {}, {"num_warps": 4, "enable_fp_fusion": False})
     record = _Compilation(launch, load_arch("sm_90"), Instructions(), artefact_key(launch, 90), folder).run()
-    return str(record.facts["cubin_sha256"])
+    return str(facts_of(record).cubin_sha256)

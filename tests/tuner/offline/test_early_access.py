@@ -15,7 +15,7 @@ from tune_kernels.shapes.target import load_arch
 from tune_kernels.tuner.offline.compile import _Compilation, launch_of, wanted_instructions
 from tune_kernels.tuner.offline.cubin import Unreadable
 from tune_kernels.tuner.offline.early_access import before_wait
-from tune_kernels.tuner.offline.inspection import judge
+from tune_kernels.tuner.offline.inspection import verdict_on
 
 POINTERS = ["x_ptr", "w_ptr", "out_ptr"]
 HEAD = """.visible .entry k(
@@ -168,7 +168,7 @@ def test_what_a_kernel_declares_is_what_it_may_read(kernel: str, tmp_path: Path)
     codes = []
     for allowed in (wanted, replace(wanted, early_reads=())):
         record = _Compilation(launch, load_arch("sm_90"), allowed, artefact_key(launch, 90), tmp_path / str(len(codes))).run()
-        codes.append([r.code for r in judge(record, allowed, schedule, load_arch("sm_90")).reasons])
+        codes.append([r.code for r in verdict_on(record, allowed, schedule, load_arch("sm_90")).reasons])
     assert codes == [[], ["early_access"]]
 
 
@@ -183,7 +183,7 @@ def test_a_load_that_the_pipeliner_lifts_over_the_wait_is_rejected(where: str, l
                     {"num_warps": 4, "num_stages": 4, "launch_pdl": True, "enable_fp_fusion": False})
     wanted, target = Instructions(early_reads=("w_ptr",)), load_arch("sm_90")
     record = _Compilation(launch, target, wanted, artefact_key(launch, 90), tmp_path / "out").run()
-    verdict = judge(record, wanted, SimpleNamespace(), target)
+    verdict = verdict_on(record, wanted, SimpleNamespace(), target)
     if line is None:
         assert verdict.accepted, verdict.reasons
     else:

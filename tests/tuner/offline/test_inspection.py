@@ -1,30 +1,31 @@
 """Verdicts from facts, with no compiler: reading lines, resources, occupancy, policy."""
 
 from dataclasses import replace
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tune_kernels.kernels.operation import Instructions
+from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.shapes.target import load_arch
-from tune_kernels.tuner.offline.inspection import blocks_per_sm, dots_of, judge, log_lines, ptx_lines
-from tune_kernels.tuner.offline.record import Record
+from tune_kernels.tuner.offline.inspection import blocks_per_sm, dots_of, log_lines, ptx_lines, verdict_on
+from tune_kernels.tuner.offline.record import Facts, Reason, Record
 
 H200, B300 = load_arch("sm_90"), load_arch("sm_103")
 WANTED = Instructions(required=("UTCQMMA",), forbidden=("HMMA",))
-FACTS = {"instructions": {"UTCQMMA": 4}, "registers": 64, "stack_bytes": 0, "spill_store_bytes": 0, "spill_load_bytes": 0,
-         "shared_bytes": 50_000, "tmem_columns": 32, "cubin_sha256": "0"}
+FACTS = Facts(instructions={"UTCQMMA": 4}, registers=64, stack_bytes=0, spill_store_bytes=0, spill_load_bytes=0,
+              shared_bytes=50_000, tmem_columns=32, cubin_sha256="0" * 64)
 GOOD = Record("sass", facts=FACTS, num_warps=4)
-PLAIN = SimpleNamespace(blocks_per_sm=0)
+PLAIN = LinearSchedule(64, 128, 3, 4)
 
 
-def with_facts(**changes: object) -> Record:
-    return replace(GOOD, facts={**FACTS, **changes})
+def with_facts(**changes: Any) -> Record:
+    return replace(GOOD, facts=replace(FACTS, **changes))
 
 
 def test_a_good_record_is_accepted() -> None:
-    assert judge(GOOD, WANTED, PLAIN, B300).accepted
+    assert verdict_on(GOOD, WANTED, PLAIN, B300).accepted
 
 
 @pytest.mark.parametrize(("changes", "code"), [
@@ -37,39 +38,39 @@ def test_a_good_record_is_accepted() -> None:
     ({"tmem_columns": 513}, "resource_limit"),
 ])
 def test_each_fault_has_its_code(changes: dict[str, object], code: str) -> None:
-    verdict = judge(with_facts(**changes), WANTED, PLAIN, B300)
+    verdict = verdict_on(with_facts(**changes), WANTED, PLAIN, B300)
     assert [r.code for r in verdict.reasons] == [code]
     assert not verdict.accepted
 
 
 def test_the_spill_limit_is_a_policy_and_the_figure_stays() -> None:
     spilling = with_facts(spill_store_bytes=8, spill_load_bytes=16, stack_bytes=16)
-    assert not judge(spilling, WANTED, PLAIN, B300, max_spill_bytes=15).accepted
-    verdict = judge(spilling, WANTED, PLAIN, B300, max_spill_bytes=16)
+    assert not verdict_on(spilling, WANTED, PLAIN, B300, max_spill_bytes=15).accepted
+    verdict = verdict_on(spilling, WANTED, PLAIN, B300, max_spill_bytes=16)
     assert verdict.accepted
-    assert verdict.facts["spill_load_bytes"] == 16
+    assert verdict.facts and verdict.facts.spill_load_bytes == 16
 
 
 def test_an_fp8_conversion_is_the_fallback_even_with_the_right_opcode() -> None:
-    converting = replace(GOOD, conversions=["cvt.rn.f16x2.e4m3x2 %r1, %rs1;"])
-    assert [r.code for r in judge(converting, WANTED, PLAIN, B300).reasons] == ["wrong_instruction"]
+    converting = replace(GOOD, conversions=("cvt.rn.f16x2.e4m3x2 %r1, %rs1;",))
+    assert [r.code for r in verdict_on(converting, WANTED, PLAIN, B300).reasons] == ["wrong_instruction"]
 
 
 def test_what_is_touched_before_the_wait_is_a_fault() -> None:
-    racing = replace(GOOD, early_accesses=["x_ptr read: ld.global.b32 %r1, [%rd1];"])
-    verdict = judge(racing, WANTED, PLAIN, B300)
-    assert [(r.code, r.lines) for r in verdict.reasons] == [("early_access", tuple(racing.early_accesses))]
+    racing = replace(GOOD, early_accesses=("x_ptr read: ld.global.b32 %r1, [%rd1];",))
+    verdict = verdict_on(racing, WANTED, PLAIN, B300)
+    assert [(r.code, r.lines) for r in verdict.reasons] == [("early_access", racing.early_accesses)]
 
 
 def test_more_blocks_an_sm_than_fit_are_a_resource_limit() -> None:
-    verdict = judge(with_facts(shared_bytes=100_000), WANTED, SimpleNamespace(blocks_per_sm=3), B300)
+    verdict = verdict_on(with_facts(shared_bytes=100_000), WANTED, replace(PLAIN, blocks_per_sm=3), B300)
     assert [r.code for r in verdict.reasons] == ["resource_limit"]
     assert "shared memory lets 2" in verdict.reasons[0].detail
 
 
 def test_a_record_that_stopped_early_has_no_facts_and_is_rejected() -> None:
-    stopped = Record("ttgir", failures=[{"code": "wrong_instruction", "detail": "d", "lines": ["l"]}])
-    verdict = judge(stopped, WANTED, PLAIN, B300)
+    stopped = Record("ttgir", failures=(Reason("wrong_instruction", "d", ("l",)),))
+    verdict = verdict_on(stopped, WANTED, PLAIN, B300)
     assert (verdict.accepted, verdict.stage, verdict.blocks_per_sm) == (False, "ttgir", None)
 
 
@@ -109,7 +110,7 @@ def test_ptx_lines_show_each_kind_once_and_every_conversion() -> None:
                      "cvt.rn.f16x2.e4m3x2 %r, %s;"])
     shown, wrong = ptx_lines(ptx, ("cvt.rn.f16x2.e4m3x2",))
     assert len(shown) == 2
-    assert wrong == ["cvt.rn.f16x2.e4m3x2 %r, %s;"]
+    assert wrong == ("cvt.rn.f16x2.e4m3x2 %r, %s;",)
 
 
 @pytest.mark.parametrize("code", ["C7510", "C7511", "C7515"])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from pages import Opened, OpenPage
-from tune_kernels.tuner.offline.report_html import render_report
+from tune_kernels.tuner.offline.report import report_from
+from tune_kernels.tuner.offline.report_html import render_report as render
 from tune_kernels.tuner.page import TEMPLATES
 
 TARGETS = ["sm_103", "sm_90"]
@@ -27,10 +28,10 @@ def variant(number: int, kernel: str = "qkv", target: str = "sm_103", reasons: t
              "artefact": f"{number:032x}"}
     schedule = {"BLOCK_N": 64, "BLOCK_K": 128, "num_stages": 3, "num_warps": 4, "split_k": 1,
                 "orientation": "weights_as_m", "row_tile": 16, "blocks_per_sm": 0, "load": "pointer", "pdl": False,
-                "maxnreg": None}
+                "preload": False, "maxnreg": None}
     schedule |= changes.pop("schedule", {})
     return {"id": f"{number:012x}", "kernel": kernel, "kernel_digest": "a0608c64480ac2a8", "target": target,
-            "shape": {"N": 4608, "K": 3584, "bias": True, "dtype": "e4m3"}, "schedule": schedule,
+            "shape": {"N": 4608, "K": 3584, "bias": True, "dtype": "e4m3", "terms": 2, "swiglu": False}, "schedule": schedule,
             "verdict": "rejected" if reasons else "accepted", "stage": "ttgir" if early else "sass",
             "reasons": list(reasons), "warnings": [], "lines": [DOT] if early else [MMA],
             "compile_ms": 200.0 + number, **(dict.fromkeys(facts) if early else facts), **changes}
@@ -77,6 +78,11 @@ class OpenedReport(Opened):
     def ids(self) -> list[int]:
         """The numbers of the variants whose rows are on the page, in its order."""
         return [int(i, 16) for i in self.rows()]
+
+
+def render_report(report: dict[str, Any]) -> str:
+    """The page of a report, from the value of its file."""
+    return render(report_from(json.loads(json.dumps(report)), "report.json"))
 
 
 Open = Callable[..., OpenedReport]

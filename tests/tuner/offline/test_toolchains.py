@@ -16,8 +16,8 @@ from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.shapes.model import LinearShape
 from tune_kernels.shapes.target import ARCHES, load_arch
 from tune_kernels.tuner.offline.compile import compile_task, make_task, wanted_instructions
-from tune_kernels.tuner.offline.inspection import judge
-from tune_kernels.tuner.offline.sweep import Request, sweep
+from tune_kernels.tuner.offline.inspection import verdict_on
+from tune_kernels.tuner.offline.sweep import SweepRequest, sweep
 
 pytestmark = pytest.mark.compiles
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -62,8 +62,8 @@ num_warps = 4
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("toolchain")
     (folder / "space.toml").write_text(SPACE)
-    found = sweep(Request(targets=ARCHES, space=str(folder / "space.toml"), out=folder / "out", jobs=2))
-    return {**found, "folder": folder / "out"}
+    found = sweep(SweepRequest(targets=ARCHES, space=str(folder / "space.toml"), out=folder / "out", jobs=2))
+    return {**found.to_dict(), "folder": folder / "out"}
 
 
 def one(report: dict[str, Any], kernel: str, arch: str, **knobs: Any) -> dict[str, Any]:
@@ -78,24 +78,24 @@ def test_eight_rows_reach_the_fp8_instruction_from_triton_39(tmp_path: Path, arc
     """Of one term: two terms of eight rows are sixteen columns, which always do."""
     shape, schedule = LinearShape(3584, 18944), LinearSchedule(64, 128, 3, 4, split_k=4, row_tile=8)
     record = compile_task(make_task("down", arch, shape, schedule, load_recipe("fp8-v1").numerics, tmp_path))
-    verdict = judge(record, wanted_instructions("down", shape, arch), schedule, load_arch(arch), 0)
+    verdict = verdict_on(record, wanted_instructions("down", shape, arch), schedule, load_arch(arch), 0)
     if VERSION < (3, 8):
         assert [r.code for r in verdict.reasons] == ["wrong_instruction"]
         assert "found HMMA" in verdict.reasons[0].detail
     elif VERSION >= (3, 9):
         assert verdict.accepted
-        assert list(verdict.facts["instructions"]) == ["QGMMA" if arch == "sm_90" else "UTCQMMA"]
+        assert verdict.facts and list(verdict.facts.instructions) == ["QGMMA" if arch == "sm_90" else "UTCQMMA"]
 
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_what_all_versions_agree_on(report: dict[str, Any], arch: str) -> None:
     fp8, bf16 = ("QGMMA", "HGMMA") if arch == "sm_90" else ("UTCQMMA", "UTCHMMA")
-    assert one(report, "down", arch, load="pointer")["instructions"] == [fp8]
-    assert one(report, "down", arch, load="tma")["instructions"] == [fp8]
-    assert one(report, "attention", arch)["instructions"] == [bf16]
-    assert one(report, "lm_head", arch)["instructions"] == [bf16]
+    assert one(report, "down", arch, load="pointer")["instructions"] == (fp8,)
+    assert one(report, "down", arch, load="tma")["instructions"] == (fp8,)
+    assert one(report, "attention", arch)["instructions"] == (bf16,)
+    assert one(report, "lm_head", arch)["instructions"] == (bf16,)
     assert {one(report, "merge", arch, BLOCK_D=n)["verdict"] for n in (32, 128)} == {"accepted"}
-    assert report["audit"]["disagreed"] == []
+    assert report["audit"]["disagreed"] == ()
 
 
 def test_no_kernel_that_is_not_tuned_spills(report: dict[str, Any]) -> None:
@@ -126,8 +126,8 @@ def test_the_toolchain_is_recorded(report: dict[str, Any]) -> None:
 @pytest.mark.parametrize("recipe", [name for name in recipe_names() if load_recipe(name).defaults])
 def test_every_recipe_with_kernels_sweeps(recipe: str, tmp_path: Path) -> None:
     """One without FP8 pins no accumulator, and must not be refused for that."""
-    found = sweep(Request(targets=ARCHES, kernels=("merge",), space="small", recipe=recipe, out=tmp_path, jobs=2))
-    assert {v["verdict"] for v in found["variants"] if v["kernel"] == "merge"} == {"accepted"}
+    found = sweep(SweepRequest(targets=ARCHES, kernels=("merge",), space="small", recipe=recipe, out=tmp_path, jobs=2))
+    assert {v.verdict for v in found.variants if v.kernel == "merge"} == {"accepted"}
 
 
 def test_another_accumulator_than_the_recipes_is_refused() -> None:

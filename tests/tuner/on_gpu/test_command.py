@@ -123,7 +123,7 @@ class Rehearsal(FakeMeasurer):
 
 def test_a_b300_run_launches_every_survivor_from_its_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An offline bundle for sm_103, then --on-gpu for nvidia-b300 up to the launch: nothing is compiled there."""
-    from tune_kernels.tuner.offline.sweep import Request as Offline
+    from tune_kernels.tuner.offline.sweep import SweepRequest as Offline
     from tune_kernels.tuner.offline.sweep import sweep
 
     space = tmp_path / "space.toml"
@@ -131,7 +131,7 @@ def test_a_b300_run_launches_every_survivor_from_its_bundle(tmp_path: Path, monk
                      'split_k = 4\npdl = true\n')
     report = sweep(Offline(model="smollm2-135m", targets=("sm_103",), kernels=("o",), space=str(space), jobs=1,
                            out=tmp_path / "bundle"))
-    assert [v["verdict"] for v in report["variants"] if v["kernel"] == "o"] == ["accepted"] * 2
+    assert [v.verdict for v in report.variants if v.kernel == "o"] == ["accepted"] * 2
     gpu = Driver(103)
     monkeypatch.setattr(driver, "_active", gpu)
     linear_kernel.device_caches.clear()

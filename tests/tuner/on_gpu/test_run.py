@@ -287,6 +287,7 @@ def test_a_bundle_that_doesnt_fit_is_named(run: Callable[..., Outcome], changes:
 
 
 def test_another_toolchain_is_named_and_compiled_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tune_kernels.tuner.offline.report import read_report
     from tune_kernels.tuner.on_gpu import survivors
 
     good = write_bundle(tmp_path / "good", {"down": candidates()})
@@ -294,7 +295,7 @@ def test_another_toolchain_is_named_and_compiled_here(tmp_path: Path, monkeypatc
     table["toolchain"]["triton"] = "3.5.0"
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "report.json").write_text(json.dumps(table))
-    monkeypatch.setattr(survivors, "sweep", lambda request: json.loads((good / "report.json").read_text()))
+    monkeypatch.setattr(survivors, "sweep", lambda request: read_report(good))
     lines: list[str] = []
     request = Request(bundle=tmp_path / "old", schedules=tmp_path / "schedules", out=tmp_path / "out")
     on_gpu.tune(request, H200, FakeMeasurer(time_us), lambda _: FakeProbe(time_us), lines.append)

@@ -10,7 +10,11 @@ import pytest
 import synthetic
 from pages import Opened, OpenPage
 from synthetic import promoted, with_row
+from tune_kernels.schedules.promoted import Artefact
+from tune_kernels.schedules.schedule import LinearSchedule
 from tune_kernels.schedules.store import PromotedFile
+from tune_kernels.shapes.model import LinearShape
+from tune_kernels.tuner.offline.report import Audit, Counts, Report, Toolchains, Variant
 from tune_kernels.tuner.review.as_html import render_html
 from tune_kernels.tuner.review.check import checked
 from tune_kernels.tuner.review.compare import PROMOTED, REPORT, Collection, Diff, compare, promoted_entries, report_entries
@@ -34,12 +38,16 @@ def promotion() -> Diff:
 
 
 def report(count: int, registers: Callable[[int], int]) -> Collection:
-    variants = [{"id": f"{n:012x}", "kernel": ("down", "o")[n % 2], "kernel_digest": "d", "target": "sm_103",
-                 "shape": {"N": 16 * n}, "schedule": {"BLOCK_N": 64}, "verdict": "accepted", "stage": "sass", "reasons": [],
-                 "warnings": [], "instructions": ["UTCQMMA"], "registers": registers(n), "spill_store_bytes": 0,
-                 "spill_load_bytes": 0} for n in range(count)]
-    table = {"toolchain": {"triton": "3.7.1"}, "model": "qwen2.5-7b", "variants": variants}
-    return Collection("report", REPORT, report_entries(table))
+    variants = tuple(
+        Variant(id=f"{n:012x}", kernel=("down", "o")[n % 2], kernel_digest="d" * 16, target="sm_103",
+                shape=LinearShape(16 * n, 64), schedule=LinearSchedule(64, 128, 3, 4),
+                verdict="accepted", stage="sass", reasons=(), compile_ms=1.0,
+                artefact="a" * 32, facts=Artefact(("UTCQMMA",), registers(n), 0, 0, 0, 0, 0, 1, "b" * 64))
+        for n in range(count))
+    whole = Report(model="qwen2.5-7b", targets=("sm_103",), space="default", recipe="fp8-v1", max_spill_bytes=0, seconds=1.0,
+                   toolchain=Toolchains("3.7.1", {"sm_103": "13.1"}, "13.1", {}), counts=Counts(count, 0, count, 0, 0, 1, 1),
+                   audit=Audit(16, 0, ()), variants=variants)
+    return Collection("report", REPORT, report_entries(whole))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic import promoted, with_row
 from tune_kernels.shapes.errors import UserError
-from tune_kernels.tuner.offline.sweep import Request, sweep
+from tune_kernels.tuner.offline.sweep import SweepRequest, sweep
 from tune_kernels.tuner.review.as_json import render_json
 from tune_kernels.tuner.review.as_markdown import render_markdown
 from tune_kernels.tuner.review.as_text import render_text
@@ -56,7 +56,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     (folder / "space.toml").write_text(SPACE)
     for target in ("sm_103", "sm_90"):
-        sweep(Request(targets=(target,), space=str(folder / "space.toml"), out=folder / target, jobs=1))
+        sweep(SweepRequest(targets=(target,), space=str(folder / "space.toml"), out=folder / target, jobs=1))
     return folder
 
 

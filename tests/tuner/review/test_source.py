@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import synthetic
+from fake_gpu import candidates, write_bundle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from promoted_rows import row
@@ -185,11 +186,7 @@ def test_one_sku_twice_in_a_folder(tmp_path: Path) -> None:
 
 def test_schedules_and_a_report_do_not_compare(tmp_path: Path) -> None:
     folder = synthetic.write(tmp_path / "s", synthetic.file())
-    variant = {"id": "1", "kernel": "o", "kernel_digest": "", "target": "sm_90", "shape": {}, "schedule": {},
-               "verdict": "rejected", "stage": "ttgir", "reasons": [], "warnings": []}
-    report = {"schema": "tune-kernels/offline-report/1", "toolchain": {}, "model": "m", "targets": [], "space": "s",
-              "seconds": 0, "counts": {}, "variants": [variant]}
-    (tmp_path / "report.json").write_text(json.dumps(report))
+    shutil.copy(write_bundle(tmp_path / "bundle", {"down": candidates()}) / "report.json", tmp_path)
     with pytest.raises(DiffError, match=r"holds promoted schedules, report\.json an offline report"):
         difference(str(folder), "report.json", tmp_path)
 

@@ -49,8 +49,7 @@ def last_words(words: Path, name: str) -> Iterator[Callable[[str], None]]:
 @cache
 def judged(folder: str) -> dict[str, str]:
     """SHA-256 of the cubin that was inspected, by the key of its artefact. Raises ReportError."""
-    variants = read_report(Path(folder))["variants"]
-    return {str(v["artefact"]): str(v["cubin_sha256"]) for v in variants if v.get("artefact") and v.get("cubin_sha256")}
+    return {v.artefact: v.facts.cubin_sha256 for v in read_report(Path(folder)).variants if v.artefact and v.facts}
 
 
 @cache
