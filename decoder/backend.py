@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..schedules.recipe import Recipe
     from .checkpoint.loader import Checkpoint
+    from .checkpoint.weights import Tensors
     from .rows import Cache, Rows
 
 BACKENDS = {"torch": ".on_torch.model:load_torch_model", "triton": ".on_gpu.model:load_triton_model"}
@@ -92,6 +93,18 @@ class RoundPlan:
     end_ids: frozenset[int]
 
 
+@dataclass(frozen=True)
+class DraftWeights:
+    """An EAGLE-3 drafter out of its checkpoint. tensors: consumed by the network; embedding: its own or the target's; ids [V_d]:
+    the target id of each row of its head; norm_before_residual: the residual is the normed feature."""
+
+    shape: ModelShape
+    tensors: "Tensors"
+    embedding: "torch.Tensor"
+    ids: "torch.Tensor"
+    norm_before_residual: bool = False
+
+
 class Model(Protocol):
     """A target or a small drafter. Stateless: sequences live in the caches it makes, so one may serve two threads."""
 
@@ -125,6 +138,9 @@ class Model(Protocol):
     def device_rounds(self, request: RequestState, cache: "Cache", plan: RoundPlan) -> Iterator[None] | None:
         """The rounds of a greedy request without log-probabilities, run by the device itself; None where it can't run this plan.
         Yields after each round, when its tokens are out; then `cache` holds every token of the request but the last."""
+
+    def draft_network(self, weights: DraftWeights, device: "torch.device", options: Options) -> "DraftNetwork":
+        """An EAGLE-3 drafter's network on this backend, for this model. Raises LoadError, NotPromoted: see select_schedules."""
 
     def project(self, index: int, kernel: str, x: "torch.Tensor") -> "torch.Tensor":
         """One projection of one layer (qkv, o, gate_up, down) on rows x, for the reference check: [rows, N]."""

@@ -12,7 +12,9 @@ class Stats:
     pass.
 
     Times in seconds. overlap_s: time in which drafter and target worked at once; sync_s: time the target waited for
-    the drafter's branches; host_s: Python's own work in resident rounds, waiting not counted.
+    the drafter's branches; host_s: Python's own work in rounds on the device, waiting not counted;
+    capture_s: graphs captured before the first round, in neither prefill_s nor decode_s. drafter_faults: drafts that held no
+    tokens, or beside which the target had no answer.
 """
 
     mode: str = "ar"
@@ -24,6 +26,7 @@ class Stats:
     branch_hits: int = 0
     branch_misses: int = 0
     stale_replies: int = 0
+    drafter_faults: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     draft_s: float = 0.0
@@ -31,6 +34,7 @@ class Stats:
     sync_s: float = 0.0
     overlap_s: float = 0.0
     host_s: float = 0.0
+    capture_s: float = 0.0
     round_s: list[float] = field(default_factory=list)
     accepted_per_round: list[int] = field(default_factory=list)
     seed: int | None = None

@@ -42,7 +42,6 @@ from tune_kernels.decoder.rows import Appended
 from tune_kernels.decoder.selection import Options
 from tune_kernels.kernels.activation import segments, swiglu
 from tune_kernels.kernels.fixed import FIXED
-from tune_kernels.kernels.layout import Activation
 from tune_kernels.kernels.norm import Residual, norm
 from tune_kernels.kernels.rope import rope_append
 from tune_kernels.shapes.errors import UserError
@@ -91,19 +90,16 @@ def rates(runs: list[Any]) -> dict[str, Any]:
 def replayed_rounds(decoder: Decoder) -> dict[str, float]:
     """Back-to-back replays of the graphs that the last requests of each draft length ran: microseconds a round."""
     found = {}
-    for key, graph in decoder.cache.graphs.graphs.items():
-        if key[0] == "rounds":
-            _, _, draft_length, chunks, _, batch = key
-            found[f"K={draft_length}, {chunks} chunks"] = median_us(graph.replay) / batch
+    for (_, draft_length, chunks, _, batch), graph in decoder.model.rounds.graphs.graphs.items():
+        found[f"K={draft_length}, {chunks} chunks"] = median_us(graph.replay) / batch
     return found
 
 
 def ssd_parts(decoder: Decoder) -> dict[str, float]:
     """Back-to-back replays of the graphs of SSD's rounds, each alone on the GPU: microseconds."""
-    rounds = decoder.cache.rounds
-    graphs = {**decoder.cache.graphs.graphs, **rounds.ahead.graphs.graphs, **rounds.ahead.endings.graphs}
-    return {" ".join(str(part) for part in key): median_us(graph.replay) for key, graph in graphs.items()
-            if key[0] in ("verify", "draft", "prepare", "finish")}
+    ssd = decoder.model.rounds.ssd
+    graphs = {**ssd.graphs.graphs, **ssd.target_graphs.graphs}
+    return {" ".join(str(part) for part in key): median_us(graph.replay) for key, graph in graphs.items()}
 
 
 def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
@@ -126,13 +122,13 @@ def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
 
         def reader(part: torch.Tensor, index: int, kernel: str = kernel) -> Any:
             if kernel == "qkv":
-                return lambda: rope_append(part, model.rope, model.inputs.length, rows=rows, q=space.q,
+                return lambda: rope_append(part, decoder.cache.rope, model.inputs.length, rows=rows, q=space.q,
                                            cache=(decoder.cache.keys[index], decoder.cache.values[index]),
                                            schedule=FIXED["rope"].schedule, numerics=numerics)
             if kernel == "gate_up":
                 return lambda: swiglu(part[0], act, amax, rows=rows, schedule=FIXED["swiglu"].schedule, numerics=numerics)
             return lambda: norm(Residual(space.x, part), model.final_norm, shape.rms_norm_eps,
-                                Activation(space.hidden, space.x_scale), rows=rows, schedule=FIXED["norm"].schedule,
+                                space.hidden, rows=rows, schedule=FIXED["norm"].schedule,
                                 numerics=numerics)
 
         ours_part = {"qkv": space.qkv, "o": space.y_o, "down": space.y_down}.get(kernel)

@@ -9,11 +9,11 @@ import torch
 
 from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
-from ..backend import DraftNetwork, Model
+from ..backend import DraftWeights, Model
 from ..checkpoint.loader import read_safetensors
 from ..checkpoint.weights import Tensors, check_tensors, random_tensors
 from ..errors import LoadError
-from ..selection import Options, select_schedules
+from ..selection import Options
 from .eagle3 import Eagle3Drafter
 from .eagle3_config import LAYER, feature_layers, read_config
 from .int8 import dequantise_rows
@@ -47,21 +47,8 @@ def load_eagle3(path: Path, target: Model, recipe: Recipe, device: torch.device,
     check_tensors(tensors, expected_tensors(shape, EMBEDDING in tensors), where)
     own = tensors.pop(EMBEDDING, None)
     embedding = target.embedding if own is None else own
-    model = make_network(shape, tensors, embedding, ids, recipe, device, config.norm_before_residual, target, options)
+    model = target.draft_network(DraftWeights(shape, tensors, embedding, ids, config.norm_before_residual), device, options)
     return Eagle3Drafter(model, feature_layers(config.layer_ids, target.shape.num_layers, where), capacity)
-
-
-def make_network(shape: ModelShape, tensors: Tensors, embedding: torch.Tensor, ids: torch.Tensor, recipe: Recipe,
-                 device: torch.device, norm_before_residual: bool, target: Model, options: Options) -> DraftNetwork:
-    """The network on the target's backend."""
-    if target.notes.name == "torch":
-        from ..on_torch.eagle3 import Eagle3Model
-
-        return Eagle3Model(shape, tensors, embedding, ids, recipe, device, norm_before_residual, target.vocab_limit)
-    from ..on_gpu.eagle3 import TritonEagle3Model
-
-    return TritonEagle3Model(shape, tensors, embedding, ids, recipe, device, norm_before_residual, target.vocab_limit,
-                             select_schedules(recipe, shape, device, options), options)
 
 
 def random_eagle3(seed: int, shape: ModelShape, target: Model, recipe: Recipe, device: torch.device, capacity: int,
@@ -78,7 +65,7 @@ def random_eagle3(seed: int, shape: ModelShape, target: Model, recipe: Recipe, d
     rows = shape.draft_vocab_size or shape.vocab_size
     ids = torch.arange(rows) * min(shape.vocab_size, target.shape.vocab_size) // rows
     tensors = random_tensors(expected_tensors(shape, False), seed, device)
-    model = make_network(shape, tensors, target.embedding, ids, recipe, device, False, target, options)
+    model = target.draft_network(DraftWeights(shape, tensors, target.embedding, ids), device, options)
     return Eagle3Drafter(model, feature_layers(None, target.shape.num_layers, shape.name), capacity)
 
 

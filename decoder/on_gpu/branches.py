@@ -2,7 +2,7 @@
 
 Weights are read once for all branches. RoPE, attention and merge run once a branch, each on a cache of its own in which the
 branch's tokens stand where the sequence's next ones would: the kernels are those of one sequence. What a round added to the
-sequence is copied into these caches once (`share`).
+sequence is copied into these caches once (`copy_round`).
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,9 @@ from functools import partial
 
 import torch
 
-from ...kernels.attention import attention
-from ...kernels.fixed import FIXED
 from ...kernels.layout import COUNT, DRAFT, MADE, ROUND, ROWS, STRIDE, TABLE, TOKEN
-from ...kernels.merge import aligned_parts, merge
-from ...kernels.rope import rope_append
-from .cache import DeviceCache
+from ...kernels.merge import aligned_parts
+from .cache import DeviceCache, Pass
 from .inputs import DeviceInputs
 from .layer import Decode, Launched
 
@@ -28,25 +25,22 @@ class BranchDecode(Decode):
     num_layers, slots, num_kv_heads, head_dim]: their keys and values."""
 
     def __init__(self, decode: Decode, buffer: torch.Tensor) -> None:
-        super().__init__(decode.shape, decode.recipe, decode.space, decode.rope, decode.schedules)
+        super().__init__(decode.shape, decode.recipe, decode.space, decode.schedules)
         self.buffer = buffer
         if self.amax is not None:  # a row's maxima begin on 16 bytes, as a launch wants them; the columns added stay 0
             self.amax = self.amax.new_zeros(len(self.amax), aligned_parts(self.amax.shape[1]))
 
-    def mix(self, index: int, cache: DeviceCache, length: torch.Tensor, rows: int, chunks: int) -> Iterator[Launched]:
-        """See Phase. cache: the sequence's own, for its partials; chunks must reach the last key of the longest branch."""
-        space, whole, amax = self.space, cache.partials, self.amax
-        schedule, merging = self.schedules.attention, self.schedules.merge
-        for b in range(rows):
-            start, q, (keys, values) = length[b * STRIDE:b * STRIDE + 1], space.q[b:b + 1], self.buffer[b, :, index]
-            part = replace(whole, o=whole.o[b:b + 1])
-            yield "rope", partial(rope_append, space.qkv[:, b:b + 1], self.rope, start, rows=1, q=q, cache=(keys, values),
-                                  schedule=FIXED["rope"].schedule, numerics=self.numerics)
-            yield "attention", partial(attention, q, keys, values, start, chunks=chunks, out=part, schedule=schedule,
-                                       numerics=self.numerics)
-            yield "merge", partial(merge, part, start, rows=1, chunk=schedule.chunk, chunks=chunks, schedule=merging,
-                                   numerics=self.numerics, amax=None if amax is None else amax[b:b + 1])
-        yield from self.narrow(whole.o, rows, amax)
+    def mix(self, index: int, at: Pass) -> Iterator[Launched]:
+        """See Phase. at: of the longest branch; its cache lends RoPE's table and the partials."""
+        space, cache, amax = self.space, at.cache, self.amax
+        for b in range(at.rows):
+            start, q, (keys, values) = at.length[b * STRIDE:b * STRIDE + 1], space.q[b:b + 1], self.buffer[b, :, index]
+            part = replace(cache.partials, o=cache.partials.o[b:b + 1])
+            yield "rope", partial(self.rope_append, space.qkv[:, b:b + 1], cache.rope, start, rows=1, q=q, cache=(keys, values))
+            yield "attention", partial(self.attention, q, keys, values, start, chunks=at.chunks, out=part)
+            yield "merge", partial(self.merge, part, start, rows=1, chunks=at.chunks,
+                                   amax=None if amax is None else amax[b:b + 1])
+        yield from self.narrow(cache.partials.o, at.rows, amax)
 
 
 class DeviceBranches:
@@ -77,16 +71,16 @@ class DeviceBranches:
         return self.starts[step].view(-1)
 
     def tokens(self, step: int) -> torch.Tensor:
-        """[count] int32, at a fixed address: what pass `step` feeds. Recovery tokens first, then the drafted ones."""
+        """[count] int32, at a fixed address: the tokens that pass `step` feeds. Recovery tokens first, then the drafted ones."""
         return self.table[DRAFT + step - 1 if step else TOKEN, :self.count]
 
-    def share(self, inputs: DeviceInputs, length: int) -> None:
-        """Copies what the round's passes wrote: at most length + 1 entries of the last verification and the draft's."""
+    def copy_round(self, inputs: DeviceInputs, length: int) -> None:
+        """Copies the round's entries to every branch: at most length + 1 of the last verification and the draft's."""
         slots = (inputs.starts[:1] + self.steps[:2 * length + 2]).long()
         rows = self.cache.buffer.index_select(2, slots)
         self.buffer.index_copy_(3, slots, rows.expand(self.count, *rows.shape))
 
-    def choose(self, logits: torch.Tensor, inputs: DeviceInputs, length: int) -> None:
+    def choose_outcomes(self, logits: torch.Tensor, inputs: DeviceInputs, length: int) -> None:
         """drafter.likely_outcomes on the device, in fp32: logits [length + 1, V_d] after each token of the draft in
         inputs.row_tokens."""
         columns, known = self.columns(inputs.row_tokens[1:1 + length])

@@ -1,11 +1,10 @@
-"""The EAGLE-3 network on the `triton` backend: see eagle3.py for what it computes. A whole proposal is one chain of launches.
+"""The EAGLE-3 network (drafters/eagle3.py) on the `triton` backend. A whole proposal is one chain of launches.
 
 In a proposal (`launch_draft`) the first pass writes the entries of the last verification from the target's features, K + 1 rows
 whatever was accepted, and goes on from the accepted one; rows past it land in slots that are overwritten before they are seen.
 """
 
-from collections.abc import Callable
-from typing import cast
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,68 +12,73 @@ import torch
 from ...kernels.activation import quantise
 from ...kernels.fixed import FIXED
 from ...kernels.layout import ROWS, STRIDE, Activation
+from ...kernels.linear import linear
 from ...kernels.lm_head import lm_head, lm_head_logits, new_scratch
-from ...kernels.norm import DraftEntry, Residual, draft_norm, norm
+from ...kernels.norm import DraftEntry, Residual, draft_norm
 from ...kernels.prefill import prefill_linear
 from ...schedules.recipe import Recipe
-from ...schedules.schedule import HeadSchedule, LinearSchedule
-from ...shapes.model import ModelShape
-from ..backend import Step
-from ..checkpoint.rope import rope_table
-from ..checkpoint.weights import Tensors
+from ...schedules.schedule import StepSchedules
+from ..backend import DraftWeights, Step
 from ..rows import Rows
-from ..selection import Options, Selection
 from .branches import DeviceBranches
-from .cache import SLACK, DeviceCache, standing_in
+from .cache import DeviceCache, Pass, cache_of, standing_in
 from .graphs import on
 from .inputs import DeviceInputs, Verified
-from .layer import Decode, Phase, Prefill, decode_linear, launch_all, pack_layer, summed
-from .model import low_precision, nan_error
-from .packing import pack
-from .workspace import new_workspace, splits
+from .layer import Decode, Phase, Prefill, launch_all, pack_layer, summed
+from .network import WriteDraft, low_precision, nan_error
+from .packing import pack, token_table
+from .workspace import Splits, new_workspace, splits_of
 
 FEED = 128  # rows of one pass over a prompt
 
 
 class TritonEagle3Model:
-    """See eagle3.Eagle3Model. ids: the target id of each row of the head, ascending, so that the lowest row is the lowest id."""
+    """See backend.DraftNetwork. ids: the target id of each row of the head, ascending: the lowest row is the lowest id."""
 
-    def __init__(self, shape: ModelShape, tensors: Tensors, embedding: torch.Tensor, ids: torch.Tensor, recipe: Recipe,
-                 device: torch.device, norm_before_residual: bool, vocab_limit: int, selection: Selection,
-                 options: Options) -> None:
-        self.shape, self.recipe, self.device, self.selection = shape, recipe, device, selection
-        self.norm_before_residual, self.graphs_enabled = norm_before_residual, options.graphs
-        precision = low_precision(recipe)
+    def __init__(self, weights: DraftWeights, recipe: Recipe, device: torch.device, vocab_limit: int, schedules: StepSchedules,
+                 graphs: bool) -> None:
+        """graphs: whether passes are captured."""
+        self.shape, self.recipe, self.device, self.graphs_enabled = weights.shape, recipe, device, graphs
+        shape, tensors, precision = weights.shape, weights.tensors, low_precision(recipe)
+        H, e4m3 = shape.hidden_size, precision.is_e4m3
 
         def vector(name: str) -> torch.Tensor:
             return tensors.pop(name).to(device, torch.bfloat16)
 
-        self.embedding = embedding.to(device, torch.bfloat16)
+        def terms(rows: int, K: int) -> Activation:
+            kind = torch.float8_e4m3fn if e4m3 else torch.bfloat16
+            scale = torch.empty(rows, dtype=torch.float32, device=device) if e4m3 else None
+            return Activation(torch.empty(2, rows, K, dtype=kind, device=device), scale)
+
+        self.embedding = token_table(weights.embedding, device)
         self.fc = pack(tensors.pop("fc.weight"), precision, device)
-        order = torch.argsort(ids)
-        self.ids = ids[order].to(device)
+        order = torch.argsort(weights.ids)
+        self.ids = weights.ids[order].to(device)
         self.map = self.ids.to(torch.int32)
-        self.limit = int((ids < vocab_limit).sum())  # rows of the head that stand for a token
+        self.limit = int((weights.ids < vocab_limit).sum())  # rows of the head that stand for a token
         self.head = pack(tensors.pop("lm_head.weight")[order], precision, device)
-        self.norm, self.hidden_norm = vector("norm.weight"), vector("midlayer.hidden_norm.weight")
+        self.norm = vector("norm.weight")
         self.layer = pack_layer(tensors, "midlayer.", precision, False, device)
+        self.entry = DraftEntry(self.embedding, self.layer.input_norm, vector("midlayer.hidden_norm.weight"), shape.rms_norm_eps,
+                                weights.norm_before_residual)
         assert not tensors, f"unused: {list(tensors)}"
-        self.rope = rope_table(shape, shape.max_position + SLACK, device)
-        space = new_workspace(shape, ROWS, precision.is_e4m3, splits(selection.schedules), device, inputs=2)
-        self.decode = Decode(shape, recipe, space, self.rope, selection.schedules)
-        wide = new_workspace(shape, FEED, precision.is_e4m3, {"qkv": 1, "o": 1, "down": 1}, device, inputs=2)
-        self.prefill = Prefill(shape, recipe, wide, self.rope)
-        narrow = self.fc.w.dtype
-        self.fc_in = torch.empty(2, FEED, self.fc.w.shape[1], dtype=narrow, device=device)
-        self.fc_scale = torch.empty(FEED, dtype=torch.float32, device=device) if precision.is_e4m3 else None
-        self.fc_partials = torch.empty(self.fc_schedule.split_k, ROWS, shape.hidden_size, dtype=torch.float32, device=device)
-        self.reduced = torch.empty(FEED, shape.hidden_size, dtype=torch.bfloat16, device=device)
-        self.head_in = torch.empty(2, ROWS, shape.hidden_size, dtype=narrow, device=device)
-        self.head_scale = torch.empty(ROWS, dtype=torch.float32, device=device)
+        space = new_workspace(shape, ROWS, e4m3, splits_of(schedules), device, inputs=2)
+        self.decode = Decode(shape, recipe, space, schedules)
+        self.prefill = Prefill(shape, recipe, new_workspace(shape, FEED, e4m3, Splits(), device, inputs=2))
+        fc_schedule = schedules.linear("fc")
+        self.fc_in, self.head_in = terms(FEED, self.fc.w.shape[1]), terms(ROWS, H)
+        self.fc_partials = torch.empty(fc_schedule.split_k, ROWS, H, dtype=torch.float32, device=device)
+        self.reduced = torch.empty(FEED, H, dtype=torch.bfloat16, device=device)
+        self.head_schedule = schedules.lm_head
         self.scratch = new_scratch(self.head.w.shape[0], self.head_schedule, device)
         self.inputs = DeviceInputs(device)
-        # The steps of a walk along a draft, rows 0..K; and its tokens, each on 16 bytes, as a launch wants them.
-        self.walked = Step(torch.zeros_like(space.final), torch.zeros_like(space.x))
+        self.fc_linear = partial(linear, schedule=fc_schedule, numerics=recipe.numerics)
+        self.quantise_row = partial(quantise, schedule=FIXED["quantise_row"].schedule, numerics=recipe.numerics)
+        self.draft_norm = partial(draft_norm, schedule=FIXED["draft_norm"].schedule, numerics=recipe.numerics)
+        self.lm_head = partial(lm_head, schedule=self.head_schedule, numerics=recipe.numerics)
+        self.lm_head_logits = partial(lm_head_logits, schedule=self.head_schedule, numerics=recipe.numerics)
+        # The steps along a draft, rows 0..K; and its tokens, each on 16 bytes, as a launch wants them.
+        self.scored = Step(torch.zeros_like(space.final), torch.zeros_like(space.x))
         self.spread = torch.zeros(ROWS, STRIDE, dtype=torch.int32, device=device)
 
     @property
@@ -82,33 +86,22 @@ class TritonEagle3Model:
         """Rows of one decode pass."""
         return self.decode.max_rows
 
-    @property
-    def head_schedule(self) -> HeadSchedule:
-        return self.selection.schedules.lm_head
-
-    @property
-    def fc_schedule(self) -> LinearSchedule:
-        return self.selection.schedules.linear("fc")
-
     def new_cache(self, capacity: int) -> DeviceCache:
         """A cache of one layer."""
         return DeviceCache(self.shape, capacity, self.recipe, self.device, self.graphs_enabled)
 
     def launch_reduce(self, features: torch.Tensor, rows: int) -> torch.Tensor:
         """fc of up to FEED rows [rows, 3 H_target]: the drafter's features, [>= rows, H] at a fixed address."""
-        x, scale, numerics = features[None], self.fc_scale, self.recipe.numerics
-        if scale is not None:
-            quantise(features, Activation(self.fc_in, scale), rows=rows, schedule=FIXED["quantise_row"].schedule,
-                     numerics=numerics)
+        x = Activation(features[None])
+        if self.fc_in.scale is not None:
+            self.quantise_row(features, self.fc_in, rows=rows)
             x = self.fc_in
-        if rows <= ROWS:
-            split = self.fc_schedule.split_k > 1
-            y = decode_linear(x, scale, self.fc, rows, self.fc_schedule, numerics,
-                              out=self.fc_partials[:, :rows] if split else self.reduced[:rows])
-            if split:
-                self.reduced[:rows].copy_(summed(y))
+        if rows > ROWS:
+            prefill_linear(x, self.fc, self.reduced, rows=rows, numerics=self.recipe.numerics)
+        elif len(self.fc_partials) > 1:
+            self.reduced[:rows].copy_(summed(self.fc_linear(x.first(rows), self.fc, out=self.fc_partials[:, :rows])))
         else:
-            prefill_linear(Activation(x, scale), self.fc, self.reduced, rows=rows, numerics=numerics)
+            self.fc_linear(x.first(rows), self.fc, out=self.reduced[:rows])
         return self.reduced
 
     @torch.inference_mode()
@@ -122,7 +115,7 @@ class TritonEagle3Model:
     @torch.inference_mode()
     def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> Step:
         """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
-        cache = cast(DeviceCache, rows.cache)
+        cache = cache_of(rows)
         steps = []
         for group in rows.groups:
             with standing_in(cache, group.own):
@@ -145,53 +138,48 @@ class TritonEagle3Model:
 
     def launch(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, rows: int, chunks: int) -> None:
         """Every launch of one pass over entries of tokens [>= rows] and `reduced`, at inputs.length."""
-        self._launch(phase, tokens, self.reduced, cache, self.inputs.length, rows, chunks)
+        self._launch(phase, tokens, self.reduced, Pass(cache, self.inputs.length, rows, chunks))
         phase.end(self.norm, rows, last=True)
 
-    def _launch(self, phase: Phase, tokens: torch.Tensor, features: torch.Tensor, cache: DeviceCache, length: torch.Tensor,
-                rows: int, chunks: int) -> None:
-        space = phase.space
-        entry = DraftEntry(self.embedding, self.layer.input_norm, self.hidden_norm, self.shape.rms_norm_eps,
-                           self.norm_before_residual)
-        draft_norm(entry, tokens, features, space.x, Activation(space.entry, space.x_scale), rows=rows,
-                   schedule=FIXED["draft_norm"].schedule, numerics=self.recipe.numerics)
-        launch_all(phase.layer(0, self.layer, cache, length, rows, chunks))
+    def _launch(self, phase: Phase, tokens: torch.Tensor, features: torch.Tensor, at: Pass) -> None:
+        self.draft_norm(self.entry, tokens, features, phase.space.x, phase.space.entry, rows=at.rows)
+        launch_all(phase.layer(0, self.layer, at))
 
     def launch_entries(self, cache: DeviceCache, source: Verified, rows: int, chunks: int, terms: bool) -> Activation:
-        """The entries of a verification of `rows` rows from the target's features: what the head reads after the accepted one,
-        which is then row 0 of x. terms: as in _end."""
+        """The entries of a verification of `rows` rows from the target's features: the head's input after the accepted one, which
+        is then row 0 of x. terms: as in _end."""
         reduced = self.launch_reduce(source.features, rows)
-        self._launch(self.decode, source.winners, reduced, cache, source.inputs.start(0), rows, chunks)
+        self._launch(self.decode, source.winners, reduced, Pass(cache, source.inputs.start(0), rows, chunks))
         return self._end(terms, source.inputs.tip)
 
     def launch_own(self, cache: DeviceCache, token: torch.Tensor, start: torch.Tensor, chunks: int, terms: bool) -> Activation:
-        """One entry on the drafter's own feature, row 0 of x: what the head reads after it. terms: as in _end."""
-        self._launch(self.decode, token, self.decode.space.x, cache, start, 1, chunks)
+        """One entry on the drafter's own feature, row 0 of x: the head's input after it. terms: as in _end."""
+        self._launch(self.decode, token, self.decode.space.x, Pass(cache, start, 1, chunks))
         return self._end(terms)
 
     def _end(self, terms: bool, row: torch.Tensor | None = None) -> Activation:
-        """The norm before the head, of one row. terms: straight into what an e4m3 head reads; else into row 0 of space.final."""
+        """The norm before the head, of one row. terms: straight into an e4m3 head's input; else into row 0 of space.final."""
         if not terms or self.head.scale is None:
             self.decode.end(self.norm, 1, last=True, row=row)
             return Activation(self.decode.space.final[None, :1])
-        norm(Residual(self.decode.space.x, self.decode.space.y_down, row=row), self.norm, self.shape.rms_norm_eps,
-             Activation(self.head_in, self.head_scale), rows=1, schedule=FIXED["norm"].schedule, numerics=self.recipe.numerics)
-        return self._terms(1)
+        self.decode.norm(Residual(self.decode.space.x, self.decode.space.y_down, row=row), self.norm, self.shape.rms_norm_eps,
+                         self.head_in, rows=1)
+        return self.head_in.first(1)
 
-    def launch_draft(self, cache: DeviceCache, source: Verified, length: int, chunks: int,
-                     propose: Callable[[torch.Tensor, int], None], keep: bool = False) -> None:
-        """A whole proposal of `length` tokens after a verification of length + 1 rows. propose: takes each drafted token [1] and
-        its place. keep: its steps, for `launch_walk`."""
+    def launch_draft(self, cache: DeviceCache, source: Verified, length: int, chunks: int, write: WriteDraft,
+                     keep: bool = False) -> None:
+        """A whole proposal of `length` tokens after a verification of length + 1 rows. write: called with each drafted token [1]
+        and its place. keep: its steps, for `launch_scores`."""
         x = self.launch_entries(cache, source, length + 1, chunks, terms=not keep)
         for step in range(length):
             if keep:
                 self._keep(step)
             token = self._winners(x if x.scale is not None else self._head_input(x.values[0]))
-            propose(token, step)
+            write(token, step)
             if step + 1 < length:
                 x = self.launch_own(cache, token, source.inputs.start(2 + step), chunks, terms=not keep)
 
-    def launch_walk(self, cache: DeviceCache, source: Verified, length: int, chunks: int, drafted: bool) -> torch.Tensor:
+    def launch_scores(self, cache: DeviceCache, source: Verified, length: int, chunks: int, drafted: bool) -> torch.Tensor:
         """The draft in source.inputs.row_tokens on the drafter's own features: logits after each of its tokens, [length + 1, V_d]
         fp32. drafted: `launch_draft` has just made this draft and kept its steps; only the last token is left."""
         if not drafted:
@@ -201,38 +189,34 @@ class TritonEagle3Model:
         for step in range(length - 1 if drafted else 0, length):
             self.launch_own(cache, self.spread[step, :1], source.inputs.start(2 + step), chunks, terms=False)
             self._keep(step + 1)
-        return self.logits(self.walked.final[:length + 1])
+        return self.logits(self.scored.final[:length + 1])
 
     def _keep(self, step: int) -> None:
-        self.walked.final[step].copy_(self.decode.space.final[0])
-        self.walked.feature[step].copy_(self.decode.space.x[0])
+        self.scored.final[step].copy_(self.decode.space.final[0])
+        self.scored.feature[step].copy_(self.decode.space.x[0])
 
     def launch_branches(self, branches: DeviceBranches, step: int, chunks: int) -> torch.Tensor:
         """Pass `step` of all branches, the first one from where each leaves the draft: final rows [branches, H]."""
         phase, rows = branches.decode, branches.count
-        feature = self.walked.feature.index_select(0, branches.counts) if step == 0 else phase.space.x
-        self._launch(phase, branches.tokens(step), feature, branches.cache, branches.start(step), rows, chunks)
+        feature = self.scored.feature.index_select(0, branches.counts) if step == 0 else phase.space.x
+        self._launch(phase, branches.tokens(step), feature, Pass(branches.cache, branches.start(step), rows, chunks))
         phase.end(self.norm, rows, last=True)
         return phase.space.final[:rows]
 
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
-        """The target ids of the winners, [rows] int32, at a fixed address. final [rows, H] bf16, up to a row tile."""
+        """The target ids of the winners, [rows] int32, at a fixed address; -1 for a row of NaN. final [rows, H] bf16, up to a row
+        tile."""
         return self._winners(self._head_input(final))
 
     def _winners(self, x: Activation) -> torch.Tensor:
-        return lm_head(x, self.head, schedule=self.head_schedule, numerics=self.recipe.numerics, limit=self.limit,
-                       ids=self.map, scratch=self.scratch)
+        return self.lm_head(x, self.head, limit=self.limit, ids=self.map, scratch=self.scratch)
 
     def _head_input(self, final: torch.Tensor) -> Activation:
-        """final, or what an e4m3 head reads of it."""
+        """final, or as an e4m3 head reads it."""
         if self.head.scale is None:
             return Activation(final[None])
-        quantise(final, Activation(self.head_in, self.head_scale), rows=len(final), schedule=FIXED["quantise_row"].schedule,
-                 numerics=self.recipe.numerics)
-        return self._terms(len(final))
-
-    def _terms(self, rows: int) -> Activation:
-        return Activation(self.head_in, self.head_scale).first(rows)
+        self.quantise_row(final, self.head_in, rows=len(final))
+        return self.head_in.first(len(final))
 
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:
@@ -248,8 +232,7 @@ class TritonEagle3Model:
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """[rows, V_d] in fp32 over the head's rows; -inf where the target id has no token."""
         with on(self.device):
-            parts = [lm_head_logits(self._head_input(part.contiguous()), self.head, schedule=self.head_schedule,
-                                    numerics=self.recipe.numerics)
+            parts = [self.lm_head_logits(self._head_input(part.contiguous()), self.head)
                      for part in final.split(self.head_schedule.row_tile)]
         logits = torch.cat(parts)
         logits[:, self.limit:] = -torch.inf

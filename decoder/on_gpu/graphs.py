@@ -32,6 +32,13 @@ class Graphs:
             with on(self.device):
                 launches()
 
+    def prepare(self, key: Hashable, launches: Callable[[], None]) -> None:
+        """Captures a pass before its first use, after one run that loads its kernels."""
+        if self.enabled and key not in self.graphs:
+            with on(self.device):
+                launches()
+            self.graphs[key] = self.capture(launches)
+
     def capture(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """The launches as a graph; they must have run once, so that nothing is compiled or loaded now. On a stream of its own:
         a drafter's thread may capture as well, and for another GPU."""

@@ -1,4 +1,4 @@
-"""What a pass reads beside weights and cache, at fixed addresses on the device: rows to feed, and where they begin."""
+"""Input of a pass beside weights and cache, at fixed addresses on the device: the rows to feed and their positions."""
 
 from dataclasses import dataclass
 
@@ -25,12 +25,14 @@ class DeviceInputs:
         rows = [*tokens, *[0] * (ROWS - len(tokens)), length]
         self.buffer[:ROWS + 1].copy_(torch.tensor(rows, dtype=torch.int32))
 
-    def begin(self, before: int, pending: int, length: int, left: int, ends: list[int]) -> None:
-        """A request's first round: the last two tokens (`pending` in no cache yet), the tokens in the cache, the tokens that may
-        still be emitted, the ids that end it."""
+    def begin(self, tokens: list[int], left: int, ends: list[int], finished: bool = False) -> None:
+        """A request's first round. tokens: of the sequence, the last one in no cache yet; left: tokens that may still be emitted;
+        ends: ids that end it. finished: rounds leave the state as it is."""
         assert len(ends) <= ENDS
+        before, pending = tokens[-2:]
+        length = len(tokens) - 1
         state = [0] * STATE
-        state[LENGTH], state[TIP], state[LEFT], state[ROUND], state[FINISHED] = length, 0, left, 0, 0
+        state[LENGTH], state[TIP], state[LEFT], state[ROUND], state[FINISHED] = length, 0, left, 0, int(finished)
         starts = [0] * (STARTS * STRIDE)
         starts[::STRIDE] = [length - 1, *range(length - 1, length + STARTS - 2)]
         values = [pending, *[0] * (ROWS - 1), *state, *starts, before, pending, *[0] * (PAIR - 2), *ends,
@@ -44,7 +46,7 @@ class DeviceInputs:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a drafter reads of the last verification, at fixed addresses: inputs, as `accept` left them; winners [row tile] int32
+    """The last verification as a drafter reads it, at fixed addresses: inputs, as `accept` left them; winners [row tile] int32
     and features [ROWS, 3 H] bf16 of its rows."""
 
     inputs: DeviceInputs
@@ -56,7 +58,7 @@ class Verified:
         return Verified(DeviceInputs(device), torch.zeros_like(self.winners, device=device),
                         torch.zeros_like(self.features, device=device))
 
-    def take(self, other: "Verified") -> None:
+    def copy_from(self, other: "Verified") -> None:
         """Copies another's values, in the order of the current streams."""
         self.inputs.buffer.copy_(other.inputs.buffer, non_blocking=True)
         self.winners.copy_(other.winners, non_blocking=True)

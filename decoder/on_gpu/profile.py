@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .cache import DeviceCache
+from .cache import DeviceCache, Pass
 from .graphs import on
 from .layer import Launched, launch_all
 from .model import TritonModel
@@ -67,7 +67,7 @@ def pass_launches(model: TritonModel, cache: DeviceCache, rows: int, length: int
     """One decode pass of `rows` rows after `length` tokens, and the head."""
     model.inputs.upload([0] * rows, length)
     chunks = cache.chunks_for(length + rows)
-    launches = model.launches(model.decode, model.inputs.row_tokens, cache, model.inputs.length, rows, chunks, ())
+    launches = model.launches(model.decode, model.inputs.row_tokens, Pass(cache, model.inputs.length, rows, chunks))
     return [*launches, ("lm_head", lambda: model.launch_head(model.decode.space.final[:rows]))]
 
 

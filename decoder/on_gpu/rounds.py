@@ -1,106 +1,166 @@
-"""Rounds that live on the device: draft, verify, accept and the end of a request in one CUDA graph. Python launches rounds ahead
-and reads their records when they have come; it takes no part in them.
+"""Rounds that live on the device: draft, verify, accept and the end of a request in one CUDA graph. Python launches rounds before
+it has read the last ones' records, and takes no part in them.
 
-For greedy requests without log-probabilities on the `triton` backend: AR, and SD with a drafter whose proposal is a chain of
-launches (EAGLE-3, a small model), or with a script in its place; SSD with such a drafter is in ahead.py. Everything else goes
-through `speculate`; the tokens are the same, because both run the same kernels on the same rows.
+For greedy requests without log-probabilities: AR, and SD with a drafter whose proposal is a chain of launches (EAGLE-3, a small
+model), or with a script in its place; SSD with such a drafter is in ssd_rounds.py. Other requests are driven from Python
+(request/rounds.py); the tokens are the same, because both run the same kernels on the same rows.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 
 import torch
 
 from ...kernels.layout import ENDS
 from ..backend import RequestState, RoundPlan
-from ..drafter import Drafter
 from .cache import DeviceCache
-from .model import TritonModel
-from .proposals import NoProposal, Proposal, proposal_of
-from .round_parts import Rounds, take
-from .ssd_rounds import Ahead, prepared_ahead
+from .graphs import Graphs
+from .network import DeviceNetwork, nan_error
+from .proposals import Proposal, proposal_of
+from .ssd_rounds import SsdRounds
+from .verification import Verification, read_record, warn_of_faults
 
-AHEAD = 2  # batches launched before the oldest one's records are awaited: the device never waits for Python
-TOKENS_A_BATCH = 4  # rows verified in one graph, about: several rounds of one token, one of several
-
-
-def resident_rounds(model: TritonModel, session: RequestState, cache: DeviceCache, plan: RoundPlan) -> Iterator[None] | None:
-    """The rounds of a greedy request on the device, or None where its drafter, its branches or its many end ids have no place
-    there."""
-    proposal = proposal_of(plan.drafter, plan.features)
-    ends = sorted(plan.end_ids)
-    if proposal is None or len(ends) > ENDS:
-        return None
-    if proposal.cache is not None and len(session.tokens) + session.remaining > proposal.cache.capacity:
-        return None  # a drafter of fewer positions stops drafting on the way, which is driven from Python
-    if cache.rounds is None:
-        cache.rounds = Rounds(model, cache)
-    rounds: Rounds = cache.rounds
-    if isinstance(proposal, NoProposal) or (not plan.branches and proposal.cache.buffer.device == cache.buffer.device):
-        return resident(session, rounds, plan.drafter, proposal, plan.draft_length, ends)
-    if not 0 < plan.branches <= proposal.network.decode.row_tile:
-        return None
-    assert plan.drafter is not None
-    if rounds.ahead is None or not rounds.ahead.serves(proposal, plan.branches):
-        rounds.ahead = None  # its memory goes before the new one's comes
-        rounds.ahead = Ahead(rounds, proposal, plan.branches)
-    return prepared_ahead(session, rounds.ahead, plan.drafter, proposal, plan.draft_length, ends)
+IN_FLIGHT = 2  # batches launched before the oldest one's records are awaited: the device never waits for Python
+TOKENS_PER_BATCH = 4  # rows verified in one graph, about: several rounds of one token, one of several
 
 
 def batch_of(draft_length: int) -> int:
     """Rounds in one graph."""
-    return max(1, TOKENS_A_BATCH // (draft_length + 1))
+    return max(1, TOKENS_PER_BATCH // (draft_length + 1))
 
 
-@torch.inference_mode()
-def begin(session: RequestState, rounds: Rounds, proposal: Proposal, drafter: Drafter | None, ends: list[int]) -> None:
-    """A request's first round."""
-    rounds.begin(session, drafter, ends)
-    proposal.begin(session.tokens[-1], rounds.model.verified)
+def speculative_step(verification: Verification, proposal: Proposal | None, draft_length: int, tokens: int, at: int) -> None:
+    """One round: draft, verify, accept. Without a proposal, one token of AR. tokens: an upper bound of the tokens in the caches
+    after it; at: of the round, in its batch."""
+    if proposal is not None:
+        proposal.draft(verification.network.verified, draft_length, tokens, verification.write_draft)
+    verification.verify(draft_length, tokens, proposal.layers if proposal else ())
+    verification.accept(draft_length, at)
 
 
-@torch.inference_mode()
-def run(rounds: Rounds, proposal: Proposal, draft_length: int, tokens: int, slot: int, batch: int) -> torch.cuda.Event | None:
-    """Launches `batch` rounds, from a graph once there is one, and the copy of their records, from `slot` on; the event says
-    when they have come. tokens: an upper bound of what the caches will hold."""
-    def launches() -> None:
-        for _ in range(batch):
-            if draft_length:
-                proposal.launch(rounds.model.verified, draft_length, tokens, rounds.propose)
-            rounds.verify(draft_length, tokens, proposal.layers)
-            rounds.accept(draft_length)
+class DeviceRounds:
+    """The rounds of one cache, and all that they keep: records, graphs, SSD's branches."""
 
-    chunks = rounds.cache.chunks_for(tokens)
-    rounds.cache.graphs.run(("rounds", proposal.cache, draft_length, chunks, rounds.script is not None, batch), launches)
-    return rounds.fetch(slot, batch)
+    def __init__(self, network: DeviceNetwork, cache: DeviceCache) -> None:
+        self.network, self.cache = network, cache
+        self.verification = Verification(network, cache)
+        self.graphs = Graphs(network.graphs_enabled, network.device)
+        self.ssd: SsdRounds | None = None
 
+    def start(self, request: RequestState, plan: RoundPlan) -> Iterator[None] | None:
+        """See backend.Model.device_rounds. Graphs that the request may reach are captured before its first round; that time is in
+        stats.capture_s."""
+        proposal = proposal_of(plan)
+        if len(plan.end_ids) > ENDS or (proposal is None and plan.drafter is not None):
+            return None
+        if proposal is not None and proposal.cache.capacity < len(request.tokens) + request.remaining - 1:
+            return None  # its positions end before the request does
+        on_two_devices = proposal is not None and proposal.cache.buffer.device != self.cache.buffer.device
+        if proposal is None or not (plan.branches or on_two_devices):
+            self._capture(request, lambda: self._capture_batches(request, plan, proposal))
+            return self._run(request, plan, self._batches(request, plan, proposal))
+        if not 0 < plan.branches <= proposal.network.decode.row_tile:
+            return None
+        if self.ssd is None or not self.ssd.fits(proposal, plan.branches):
+            self.ssd = None  # its memory goes before the new one's comes
+            self.ssd = SsdRounds(self.verification, proposal, plan.branches)
+        ssd = self.ssd
+        self._capture(request, lambda: ssd.capture(request, plan, proposal))
+        return self._run(request, plan, ssd.run(request, plan, proposal))
 
-def resident(session: RequestState, rounds: Rounds, drafter: Drafter | None, proposal: Proposal, draft_length: int,
-             ends: list[int]) -> Iterator[None]:
-    """The rounds of one request; yields after each, when its tokens are out. ends: ids that end it."""
-    stats, cache = session.stats, rounds.cache
-    with rounds.model.lock:
-        begin(session, rounds, proposal, drafter, ends)
-        batch = batch_of(draft_length)
+    def _run(self, request: RequestState, plan: RoundPlan, rounds: Generator[None, None, bool]) -> Iterator[None]:
+        """Rounds to the end of a request. Where one had no answer, it goes on without a drafter: a drafted token on which the
+        target's own numbers overflow reaches the rows beside it, and AR never sees that token.
+
+        Raises:
+            NumericsError: no answer without a draft either.
+        """
+        stats, before = request.stats, request.stats.drafter_faults
+        answered = yield from rounds
+        if not answered and plan.drafter is not None:
+            stats.drafter_faults += 1
+            stats.warnings.append(f"drafter {plan.drafter.name}: the target's logits hold NaN beside its draft; the request goes "
+                                  "on without drafts")
+            alone = replace(plan, drafter=None, features=None, draft_length=0, branches=0)
+            answered = yield from self._batches(request, alone, None)
+        else:
+            warn_of_faults(stats, before, plan.drafter)
+        if not answered:
+            raise nan_error()
+
+    def _capture(self, request: RequestState, capture: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        if self.graphs.enabled and not request.finished:
+            capture()
+        request.stats.capture_s += time.perf_counter() - started
+
+    @torch.inference_mode()
+    def _capture_batches(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> None:
+        """Every graph that the request may reach. The rounds that load its kernels find a finished request: they move no cursor,
+        and the slots that they write are written again."""
+        batch = batch_of(plan.draft_length)
+        rows = batch * (plan.draft_length + 1)
+        first = len(request.tokens) + rows
+        last = len(request.tokens) + request.remaining + IN_FLIGHT * rows
+        with self.network.lock:
+            self.verification.begin(request, plan, finished=True)
+            if proposal is not None:
+                proposal.begin(request.tokens[-1], self.network.verified)
+            for tokens in self.cache.steps_of_chunks(first, last):
+                self.graphs.prepare(*self._batch(plan, proposal, tokens))
+
+    def _batch(self, plan: RoundPlan, proposal: Proposal | None, tokens: int) -> tuple[tuple[object, ...], Callable[[], None]]:
+        """The key of a batch's graph, and its launches. tokens: an upper bound of the tokens in the caches after it."""
+        length, batch = plan.draft_length, batch_of(plan.draft_length)
+
+        def launches() -> None:
+            for at in range(batch):
+                speculative_step(self.verification, proposal, length, tokens, at)
+
+        scripted = self.verification.script is not None
+        return (proposal.cache if proposal else None, length, self.cache.chunks_for(tokens), scripted, batch), launches
+
+    @torch.inference_mode()
+    def _launch(self, plan: RoundPlan, proposal: Proposal | None, tokens: int, slot: int) -> torch.cuda.Event | None:
+        """Launches a batch, and the copy of its records, from `slot` on; the event tells when they are there."""
+        with self.network.lock:
+            self.graphs.run(*self._batch(plan, proposal, tokens))
+            return self.verification.fetch(slot, batch_of(plan.draft_length))
+
+    @torch.inference_mode()
+    def _begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> None:
+        with self.network.lock:
+            self.verification.begin(request, plan)
+            if proposal is not None:
+                proposal.begin(request.tokens[-1], self.network.verified)
+
+    def _batches(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> Generator[None, None, bool]:
+        """AR's and SD's rounds; yields after each, when its tokens are out. Whether every round had an answer."""
+        stats, length, batch = request.stats, plan.draft_length, batch_of(plan.draft_length)
+        self._begin(request, plan, proposal)
         waiting: list[tuple[int, torch.cuda.Event | None]] = []
         launched = 0
-        while not session.finished:
+        while not request.finished:
             started = time.perf_counter()
-            while len(waiting) < AHEAD:
-                most = len(session.tokens) + (len(waiting) + 1) * batch * (draft_length + 1)
-                slot, launched = launched % len(rounds.records), launched + batch
-                waiting.append((slot, run(rounds, proposal, draft_length, most, slot, batch)))
+            while len(waiting) < IN_FLIGHT:
+                most = len(request.tokens) + (len(waiting) + 1) * batch * (length + 1)
+                slot, launched = launched % len(self.verification.records), launched + batch
+                waiting.append((slot, self._launch(plan, proposal, most, slot)))
             slot, event = waiting.pop(0)
             waits = time.perf_counter()
             if event is not None:
                 event.synchronize()
             came = time.perf_counter()
             stats.host_s += waits - started
-            for record in rounds.host[slot:slot + batch].tolist():
-                take(session, record, draft_length)
+            for at, values in enumerate(self.verification.host[slot:slot + batch].tolist()):
+                answered = read_record(values, length, at).emit(request, length)
                 stats.host_s += time.perf_counter() - came
+                if not answered:
+                    return False
                 yield
                 came = time.perf_counter()
-                if session.finished:
+                if request.finished:
                     break
-        cache.cursor = len(session.tokens) - 1
+        self.cache.cursor = len(request.tokens) - 1
+        return True

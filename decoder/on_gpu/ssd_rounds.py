@@ -1,32 +1,31 @@
 """SSD's rounds on the device: while the target verifies, the drafter prepares branches on a stream of its own; then comes the
-verdict, and the branch that it hits becomes the next draft. Python launches a round and waits once, for its record: on a miss it
-has the drafter draft.
+verdict, and the branch for its outcome becomes the next draft. Python launches a round and waits once, for its record: on a miss
+the drafter drafts at once.
 
 A round is three graphs: `verify` on the target's stream, `prepare` on the drafter's, and, when both are done, `finish`: accept,
-serve. The drafter reads a copy of what the last round left (`Verified`), so verification may overwrite the original, and the
-drafter may live on another GPU. Where the drafter is the target itself, or there are no streams, one works after the other.
+select the branch. The drafter reads a copy of the last verification (`Verified`), so the next one may overwrite the original, and
+the drafter may live on another GPU. Where the drafter is the target itself, or there are no streams, one works after the other.
 
-On a miss the steps of the new draft are kept and its branches start from them; on a hit the drafter walks along the draft served,
-its first entries repaired from the target's features.
+On a miss the steps of the new draft are kept and its branches start from them; on a hit the drafter computes the steps of the
+selected draft, its first entries repaired from the target's features.
 """
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from ...kernels.branch_selection import select_branch
 from ...kernels.fixed import FIXED
-from ...kernels.layout import HIT
-from ..backend import RequestState
-from ..drafter import Drafter
+from ..backend import RequestState, RoundPlan
 from ..drafters.scripted import ScriptedDrafter
 from ..stats import Stats
 from .graphs import Graphs
-from .proposals import Preparing
-from .round_parts import Rounds, Script, new_script, put, take
+from .proposals import Proposal
+from .verification import Record, Script, Verification, new_script, read_record, write_draft_token
 
 
 class Span:
@@ -57,7 +56,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Flight:
-    """A round under way: where its record will be, when it has come, and what its parts took. draft: None after a hit."""
+    """A round under way. slot: of its record; done: when the record is on the host; draft: None after a hit."""
 
     slot: int
     done: torch.cuda.Event | None
@@ -65,46 +64,98 @@ class Flight:
     verify: Span
     prepare: Span
 
+    def count(self, stats: Stats, same_device: bool) -> None:
+        """The times of its parts, once it is done. Two GPUs' clocks can't be compared: there, both count as begun at once."""
+        verified = self.verify.seconds
+        began = self.prepare.after(self.verify) if same_device else 0.0
+        ended = began + self.prepare.seconds
+        stats.verify_s += verified
+        stats.overlap_s += max(min(verified, ended) - max(began, 0.0), 0.0)
+        stats.sync_s += max(ended - verified, 0.0)
+        stats.draft_s += self.draft.seconds if self.draft else 0.0
 
-class Ahead:
-    """The rounds of one target's cache with one drafter and a number of branches. beside: whether the two work at once."""
 
-    def __init__(self, rounds: Rounds, proposal: Preparing, branches: int) -> None:
-        self.rounds, self.proposal, self.network = rounds, proposal, proposal.network
-        model, device = rounds.model, proposal.cache.buffer.device
-        self.same_device = device == rounds.cache.buffer.device
-        self.beside = device.type == "cuda" and self.network is not model
-        self.stream = torch.cuda.Stream(device) if self.beside else None
-        self.ready = torch.cuda.Event() if self.beside else None  # the copy of what the last round left
-        self.mirror = model.verified.like(device)
+class SsdRounds:
+    """The rounds of one target's cache with one drafter and a number of branches. concurrent: whether drafter and target work at
+    once."""
+
+    def __init__(self, verification: Verification, proposal: Proposal, branches: int) -> None:
+        self.verification, self.proposal = verification, proposal
+        target, device = verification.network, proposal.cache.buffer.device
+        self.same_device = device == verification.cache.buffer.device
+        self.concurrent = device.type == "cuda" and proposal.network is not target
+        self.stream = torch.cuda.Stream(device) if self.concurrent else None
+        self.ready = torch.cuda.Event() if self.concurrent else None  # the copy of the last verification is complete
+        self.mirror = target.verified.like(device)
         self.branches = proposal.branches(branches)
-        self.table = self.branches.table if self.same_device else torch.empty_like(self.branches.table, device=model.device)
-        self.graphs, self.endings = Graphs(self.network.graphs_enabled, device), Graphs(model.graphs_enabled, model.device)
-        self.scripts = rounds.tables if self.same_device else new_script(rounds.cache.capacity, device)
+        self.table = self.branches.table if self.same_device else torch.empty_like(self.branches.table, device=target.device)
+        self.graphs = Graphs(proposal.network.graphs_enabled, device)  # of the drafter's GPU
+        self.target_graphs = Graphs(target.graphs_enabled, target.device)
+        self.scripts = verification.tables if self.same_device else new_script(verification.cache.capacity, device)
         self.script: Script | None = None  # the drafter's, on its device
+        self._select = partial(select_branch, schedule=FIXED["select_branch"].schedule, numerics=target.recipe.numerics)
 
-    def serves(self, proposal: Preparing, branches: int) -> bool:
+    def fits(self, proposal: Proposal, branches: int) -> bool:
         """Whether it was made for this drafter and as many branches."""
         return proposal.cache is self.proposal.cache and branches == self.branches.count
 
     @torch.inference_mode()
-    def begin(self, session: RequestState, proposal: Preparing, drafter: Drafter, ends: list[int]) -> None:
-        """A request's first round."""
-        self.rounds.begin(session, drafter, ends)
-        proposal.begin(session.tokens[-1], self.rounds.model.verified)
+    def begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal, finished: bool = False) -> None:
+        """A request's first round. finished: see DeviceInputs.begin."""
+        self.verification.begin(request, plan, finished)
+        proposal.begin(request.tokens[-1], self.verification.network.verified)
         self.script = None
-        if isinstance(drafter, ScriptedDrafter):
+        if isinstance(plan.drafter, ScriptedDrafter):
             self.script = self.scripts
             if not self.same_device:
-                self.scripts.write(drafter)
-        self.branches.begin(len(session.tokens) - 1)
-        self._copy()
+                self.scripts.load(plan.drafter)
+        self.branches.begin(len(request.tokens) - 1)
+        self._publish()
 
-    def _copy(self) -> None:
-        """What the drafter reads, as the target's stream has left it."""
-        self.mirror.take(self.rounds.model.verified)
+    @torch.inference_mode()
+    def launch(self, length: int, tokens: int, number: int, hit: bool) -> Flight:
+        """One round, whole: draft on a miss; verify, and prepare branches meanwhile; accept, select the branch. number: of the
+        round in its request; tokens: of the sequence so far; hit: the draft stands in the rows to verify."""
+        with self.verification.network.lock:
+            most = tokens + 2 * length + 1  # of any cache: entries of two rounds and a branch's own
+            draft = None if hit else self._draft(length, most)
+            if self.concurrent:
+                verify = self._verify(length, most)
+                prepare = self._prepare(length, most, not hit)
+            else:  # they share buffers, and the last verification is the one to accept
+                prepare = self._prepare(length, most, not hit)
+                verify = self._verify(length, most)
+            self._join()
+            self.target_graphs.run(self._key("finish", length), lambda: self.finish(length))
+            self._publish()
+            slot = number % len(self.verification.records)
+            return Flight(slot, self.verification.fetch(slot, 1), draft, verify, prepare)
+
+    @torch.inference_mode()
+    def capture(self, request: RequestState, plan: RoundPlan, proposal: Proposal) -> None:
+        """Every graph that the request may reach. The rounds that load its kernels find a finished request."""
+        length = plan.draft_length
+        first = len(request.tokens) + 2 * length + 1
+        caches = (self.verification.cache, self.proposal.cache)
+        counts = sorted({most for cache in caches for most in cache.steps_of_chunks(first, first + request.remaining)})
+        with self.verification.network.lock:
+            self.begin(request, plan, proposal, finished=True)
+            for most in counts:
+                self._draft(length, most, ahead=True)
+                self._verify(length, most, ahead=True)
+                for drafted in (True, False):
+                    self._prepare(length, most, drafted, ahead=True)
+                self._join()
+                self.target_graphs.prepare(self._key("finish", length), lambda: self.finish(length))
+
+    def _key(self, part: str, length: int, *more: object) -> tuple[object, ...]:
+        return (part, length, self.script is not None, *more)
+
+    def _publish(self) -> None:
+        """Copies the last verification for the drafter, as the target's stream has left it."""
+        self.mirror.copy_from(self.verification.network.verified)
         if self.ready is not None:
-            self.ready.record(torch.cuda.current_stream(self.rounds.model.device))
+            self.ready.record(torch.cuda.current_stream(self.verification.network.device))
 
     @contextlib.contextmanager
     def _drafting(self) -> Iterator[None]:
@@ -117,111 +168,90 @@ class Ahead:
             yield
 
     def _join(self) -> None:
-        """Whatever is launched from now on, on the target's GPU or the drafter's, comes after the drafter's stream."""
+        """Later launches, on the target's GPU or the drafter's, come after the drafter's stream."""
         if self.stream is not None:
-            for device in {self.rounds.cache.buffer.device, self.stream.device}:
+            for device in {self.verification.cache.buffer.device, self.stream.device}:
                 torch.cuda.current_stream(device).wait_stream(self.stream)
 
-    @torch.inference_mode()
-    def launch(self, draft_length: int, tokens: int, number: int, hit: bool) -> Flight:
-        """Round `number` of a request. Its draft stands in the rows to verify after a hit, and is made now after a miss. tokens:
-        of the sequence so far."""
-        rounds, device = self.rounds, self.branches.table.device
-        most = tokens + 2 * draft_length + 1  # of any cache, entries of two rounds and a branch's own
-        draft = None if hit else self._draft(draft_length, most)
-        verify, prepare, slot = Span(rounds.model.device), Span(device), number % len(rounds.records)
-        if self.beside:
-            self._verify(verify, draft_length, most)
-            self._prepare(prepare, draft_length, most, not hit)
-        else:  # they share buffers: what is verified last is accepted
-            self._prepare(prepare, draft_length, most, not hit)
-            self._verify(verify, draft_length, most)
-        self._join()
-        self.endings.run(("finish", draft_length, rounds.script is not None), lambda: self.finish(draft_length))
-        self._copy()
-        return Flight(slot, rounds.fetch(slot, 1), draft, verify, prepare)
-
-    def _draft(self, length: int, most: int) -> Span:
-        """The drafter's proposal for the round that begins; after it the copy holds what stands in the rows to verify."""
-        span, inputs, numerics = Span(self.network.device), self.mirror.inputs, self.network.recipe.numerics
-        key = ("draft", length, self.proposal.cache.chunks_for(most), self.script is not None)
+    def _draft(self, length: int, most: int, ahead: bool = False) -> Span:
+        """The drafter's proposal for the round that begins; after it the copy holds the rows to verify. ahead: only captures."""
+        span, inputs, numerics = Span(self.proposal.network.device), self.mirror.inputs, self.proposal.network.recipe.numerics
+        key = self._key("draft", length, self.proposal.cache.chunks_for(most))
+        run = self.graphs.prepare if ahead else self.graphs.run
         with self._drafting(), span:
-            self.graphs.run(key, lambda: self.proposal.launch(
-                self.mirror, length, most, lambda token, step: put(token, step, inputs, numerics, self.script), keep=True))
-            self.rounds.model.inputs.row_tokens.copy_(inputs.row_tokens, non_blocking=True)
+            run(key, lambda: self.proposal.draft(
+                self.mirror, length, most, lambda token, step: write_draft_token(token, step, inputs, numerics, self.script),
+                keep=True))
+            self.verification.network.inputs.row_tokens.copy_(inputs.row_tokens, non_blocking=True)
         self._join()
         return span
 
-    def _verify(self, span: Span, length: int, most: int) -> None:
-        cache, layers = self.rounds.cache, self.proposal.layers
+    def _verify(self, length: int, most: int, ahead: bool = False) -> Span:
+        span, cache, layers = Span(self.verification.network.device), self.verification.cache, self.proposal.layers
+        run = self.target_graphs.prepare if ahead else self.target_graphs.run
         with span:
-            cache.graphs.run(("verify", length, cache.chunks_for(most), layers),
-                             lambda: self.rounds.verify(length, most, layers))
+            run(("verify", length, cache.chunks_for(most), layers), lambda: self.verification.verify(length, most, layers))
+        return span
 
-    def _prepare(self, span: Span, length: int, most: int, drafted: bool) -> None:
-        key = ("prepare", length, self.proposal.cache.chunks_for(most), drafted)
+    def _prepare(self, length: int, most: int, drafted: bool, ahead: bool = False) -> Span:
+        span = Span(self.branches.table.device)
+        run = self.graphs.prepare if ahead else self.graphs.run
         with self._drafting():
             with span:
-                self.graphs.run(key, lambda: self.prepare(length, most, drafted))
+                run(("prepare", length, self.proposal.cache.chunks_for(most), drafted),
+                    lambda: self.prepare(length, most, drafted))
             if not self.same_device:  # outside the span: a copy to another GPU waits for that one's stream
                 self.table.copy_(self.branches.table, non_blocking=True)
+        return span
 
     def prepare(self, length: int, most: int, drafted: bool) -> None:
-        """Every launch of the branches' drafts while the draft in the copy's row_tokens is being verified. drafted: see
-        proposals.Preparing."""
+        """Every launch of the branches' drafts, for the draft in the copy's row_tokens, which is being verified. drafted: see
+        Proposal.scores."""
         branches, inputs = self.branches, self.mirror.inputs
-        logits = self.proposal.walk(self.mirror, length, most, drafted)
-        branches.share(inputs, length)
-        branches.choose(logits, inputs, length)
+        logits = self.proposal.scores(self.mirror, length, most, drafted)
+        branches.copy_round(inputs, length)
+        branches.choose_outcomes(logits, inputs, length)
         for step in range(length):
-            final = self.proposal.follow(branches, step, most)
-            branches.tokens(step + 1).copy_(self.network.launch_head(final))
+            final = self.proposal.extend(branches, step, most)
+            branches.tokens(step + 1).copy_(self.proposal.network.launch_head(final))
 
     def finish(self, length: int) -> None:
-        """The verdict, and the next draft where a branch is ready for it. A script has the word on both."""
-        rounds, model, script = self.rounds, self.rounds.model, self.rounds.script
-        rounds.accept(length)
-        select_branch(self.table, model.inputs, rounds.records, draft_length=length, schedule=FIXED["select_branch"].schedule,
-                      numerics=model.recipe.numerics, hits=script.hits if script else None)
+        """The verdict, and the next draft where a branch is ready for it. A script, if there is one, overrides both."""
+        verification, script = self.verification, self.verification.script
+        verification.accept(length)
+        self._select(self.table, verification.network.inputs, verification.records, draft_length=length,
+                     hits=script.hits if script else None)
         for step in range(length if script else 0):
-            rounds.propose(self.table[0, :1], step)
+            verification.write_draft(self.table[0, :1], step)
 
-    def count(self, flight: Flight, stats: Stats) -> None:
-        """What the parts of a finished round took. Two GPUs' clocks can't be compared: there, both count as begun at once."""
-        verified, began = flight.verify.seconds, 0.0
-        if self.same_device:
-            began = flight.prepare.after(flight.verify)
-        ended = began + flight.prepare.seconds
-        stats.verify_s += verified
-        stats.overlap_s += max(min(verified, ended) - max(began, 0.0), 0.0)
-        stats.sync_s += max(ended - verified, 0.0)
-        stats.draft_s += flight.draft.seconds if flight.draft else 0.0
-
-
-def prepared_ahead(session: RequestState, ahead: Ahead, drafter: Drafter, proposal: Preparing, draft_length: int,
-                   ends: list[int]) -> Iterator[None]:
-    """The rounds of one SSD request; yields after each, when its tokens are out. The next round is under way by then, unless the
-    device saw the request end. ends: ids that end it."""
-    stats, rounds = session.stats, ahead.rounds
-    if session.finished:
-        return
-    with rounds.model.lock:
-        ahead.begin(session, proposal, drafter, ends)
-        tokens, number = len(session.tokens), 0
-        flight: Flight | None = ahead.launch(draft_length, tokens, number, hit=False)
+    def run(self, request: RequestState, plan: RoundPlan, proposal: Proposal) -> Generator[None, None, bool]:
+        """The rounds of one request; yields after each, when its tokens are out. The next round is under way by then, unless the
+        device saw the request end. Whether every round had an answer."""
+        stats, length = request.stats, plan.draft_length
+        if request.finished:
+            return True
+        with self.verification.network.lock:
+            self.begin(request, plan, proposal)
+        tokens, number = len(request.tokens), 0
+        flight: Flight | None = self.launch(length, tokens, number, hit=False)
         while flight is not None:
-            if flight.done is not None:
-                flight.done.synchronize()
+            record, before = self._read(flight, length), flight
             came = time.perf_counter()
-            record, before = rounds.host[flight.slot].tolist(), flight
-            emitted, _, ended = record[:3]
-            tokens, number, hit = tokens + emitted, number + 1, bool(record[HIT])
-            flight = None if ended else ahead.launch(draft_length, tokens, number, hit)
-            ahead.count(before, stats)
-            take(session, record, draft_length)
+            tokens, number = tokens + len(record.tokens), number + 1
+            flight = None if record.finished else self.launch(length, tokens, number, record.hit)
+            before.count(stats, self.same_device)
+            answered = record.emit(request, length)
             stats.host_s += time.perf_counter() - came
+            if not answered:
+                return False
             yield
-            if session.finished:
+            if request.finished:
                 break
-            stats.branch_hits, stats.branch_misses = stats.branch_hits + hit, stats.branch_misses + (not hit)
-        rounds.cache.cursor = len(session.tokens) - 1
+            stats.branch_hits, stats.branch_misses = stats.branch_hits + record.hit, stats.branch_misses + (not record.hit)
+        self.verification.cache.cursor = len(request.tokens) - 1
+        return True
+
+    def _read(self, flight: Flight, length: int) -> Record:
+        if flight.done is not None:
+            flight.done.synchronize()
+        return read_record(self.verification.host[flight.slot].tolist(), length)

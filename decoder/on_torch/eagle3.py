@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 from ...schedules.recipe import Recipe
-from ...shapes.model import ModelShape
-from ..backend import Step
-from ..checkpoint.weights import Tensors
+from ..backend import DraftWeights, Step
 from ..rows import Rows
 from .cache import KVCache
 from .layer import RopeTable, make_layer, run_layer
@@ -21,13 +19,14 @@ from .ops import argmax, rms_norm
 class Eagle3Model:
     """The drafter's network. ids [V_d]: the target id of each row of its head."""
 
-    def __init__(self, shape: ModelShape, tensors: Tensors, embedding: torch.Tensor, ids: torch.Tensor, recipe: Recipe,
-                 device: torch.device, norm_before_residual: bool, vocab_limit: int) -> None:
-        self.shape, self.recipe, self.device, self.norm_before_residual = shape, recipe, device, norm_before_residual
+    def __init__(self, weights: DraftWeights, recipe: Recipe, device: torch.device, vocab_limit: int) -> None:
+        shape, tensors = weights.shape, weights.tensors
+        self.shape, self.recipe, self.device = shape, recipe, device
+        self.norm_before_residual = weights.norm_before_residual
         self.max_rows = recipe.row_tile
         self.precision = recipe.precision
         self.dtype = TORCH[self.precision.attention]
-        self.embedding = embedding.to(device, self.dtype)
+        self.embedding = weights.embedding.to(device, self.dtype)
         self.fc = make_linear(tensors.pop("fc.weight").to(device), self.precision)
         self.head = make_head(tensors.pop("lm_head.weight").to(device), self.precision, drafter=True)
         self.norm = tensors.pop("norm.weight").to(device, self.dtype)
@@ -35,7 +34,7 @@ class Eagle3Model:
         self.layer = make_layer(tensors, "midlayer.", self.precision, False, device)
         assert not tensors, f"unused: {list(tensors)}"
         self.rope = RopeTable(shape, self.dtype, device)
-        self.ids = ids.to(device)
+        self.ids = weights.ids.to(device)
         self.beyond = self.ids >= vocab_limit  # rows of the head for ids that no tokenizer has
 
     def new_cache(self, capacity: int) -> KVCache:

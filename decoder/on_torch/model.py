@@ -7,13 +7,14 @@ import torch
 
 from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
-from ..backend import BackendNotes, Hidden, RequestState, RoundPlan
+from ..backend import BackendNotes, DraftWeights, Hidden, RequestState, RoundPlan
 from ..checkpoint.loader import Checkpoint
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from ..errors import NumericsError
 from ..rows import Cache, Rows
 from ..selection import Options
 from .cache import KVCache
+from .eagle3 import Eagle3Model
 from .layer import RopeTable, make_layer, run_layer
 from .linear import TORCH, Linear, make_head
 from .ops import argmax, rms_norm
@@ -85,6 +86,10 @@ class TorchModel:
 
     def device_rounds(self, request: RequestState, cache: Cache, plan: RoundPlan) -> None:
         """None: every round is driven from Python."""
+
+    def draft_network(self, weights: DraftWeights, device: torch.device, options: Options) -> Eagle3Model:
+        """See backend.Model. It has no schedules, so the options mean nothing to it."""
+        return Eagle3Model(weights, self.recipe, device, self.vocab_limit)
 
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
         """See backend.Model.project."""

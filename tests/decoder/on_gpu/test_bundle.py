@@ -13,16 +13,17 @@ from promoted_rows import promoted
 from stand_in_driver import Driver
 from triton.runtime import driver
 from tune_kernels.decoder import Decoder
+from tune_kernels.decoder.backend import RoundPlan
 from tune_kernels.decoder.checkpoint.loader import load_checkpoint
 from tune_kernels.decoder.drafters.eagle3 import Eagle3Drafter
 from tune_kernels.decoder.drafters.eagle3_checkpoint import random_eagle3
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
-from tune_kernels.decoder.on_gpu import rounds as resident
 from tune_kernels.decoder.on_gpu.eagle3 import TritonEagle3Model
 from tune_kernels.decoder.on_gpu.model import TritonModel
 from tune_kernels.decoder.on_gpu.proposals import proposal_of
-from tune_kernels.decoder.on_gpu.round_parts import Rounds
-from tune_kernels.decoder.on_gpu.ssd_rounds import Ahead
+from tune_kernels.decoder.on_gpu.rounds import DeviceRounds, speculative_step
+from tune_kernels.decoder.on_gpu.ssd_rounds import SsdRounds
+from tune_kernels.decoder.on_gpu.verification import Verification
 from tune_kernels.decoder.rows import Appended
 from tune_kernels.decoder.selection import Options, select_schedules
 from tune_kernels.kernels import bundle, registry
@@ -99,30 +100,28 @@ def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) ->
             decoder.drafter = drafter
             assert decoder.generate([1, 2, 3], mode, **GREEDY).token_ids == [0] * 24
     cache: Any = decoder.cache
-    rounds = Rounds(model, cache)
+    verification = Verification(model, cache)
     features = torch.zeros(3, 3 * model.shape.hidden_size, dtype=torch.bfloat16)
     for tokens in (100, MANY):
-        rounds.verify(0, tokens, ())
-    rounds.accept(0)
+        speculative_step(verification, None, 0, tokens, 0)
     for drafter in (eagle, small):
-        proposal: Any = proposal_of(drafter, features)
-        ahead = Ahead(rounds, proposal, 3)
+        proposal: Any = proposal_of(RoundPlan(drafter, features, 4, 3, frozenset()))
+        ssd = SsdRounds(verification, proposal, 3)
         for draft_length in (1, 2, 4, 14, 15):
-            for script in (None, rounds.tables):
-                rounds.script = script
-                launch_round(ahead, draft_length, 100)
-        launch_round(ahead, 4, MANY)
+            for script in (None, verification.tables):
+                verification.script = script
+                launch_round(ssd, draft_length, 100)
+        launch_round(ssd, 4, MANY)
 
 
 @torch.inference_mode()
-def launch_round(ahead: Ahead, draft_length: int, tokens: int) -> None:
+def launch_round(ssd: SsdRounds, draft_length: int, tokens: int) -> None:
     """A round of SD, and what SSD has beside it, after a miss and after a hit."""
-    rounds, proposal = ahead.rounds, ahead.proposal
-    proposal.launch(rounds.model.verified, draft_length, tokens, rounds.propose, keep=True)
-    rounds.verify(draft_length, tokens, proposal.layers)
+    speculative_step(ssd.verification, ssd.proposal, draft_length, tokens, 0)
+    ssd.proposal.draft(ssd.verification.network.verified, draft_length, tokens, ssd.verification.write_draft, keep=True)
     for drafted in (True, False):
-        ahead.prepare(draft_length, tokens, drafted)
-    ahead.finish(draft_length)
+        ssd.prepare(draft_length, tokens, drafted)
+    ssd.finish(draft_length)
 
 
 @pytest.mark.parametrize(("model", "recipe", "with_promoted"),
@@ -130,7 +129,7 @@ def launch_round(ahead: Ahead, draft_length: int, tokens: int) -> None:
                          ids=["qwen fp8-v1", "llama fp8-v1 promoted", "qwen bf16"])
 def test_nothing_is_missing(model: ModelShape, recipe: str, with_promoted: bool, gpu: Driver, tmp_path: Path,
                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "resident_rounds", lambda *_: None)  # its records would stay empty: launched apart
+    monkeypatch.setattr(DeviceRounds, "start", lambda *_: None)  # its records would stay empty: launched apart
     chosen = load_recipe(recipe)
     if with_promoted:
         promote(tmp_path / "schedules", model, chosen)
@@ -145,7 +144,8 @@ def test_nothing_is_missing(model: ModelShape, recipe: str, with_promoted: bool,
     eagle = random_eagle3(1, EAGLE, decoder.model, chosen, CPU, CAPACITY, options)
     small = SmallModelDrafter(make_decoder(model, chosen, options).model, CAPACITY)
     for normed_residual in (False, True):
-        eagle.model.norm_before_residual = normed_residual  # type: ignore[attr-defined]
+        network: Any = eagle.model
+        network.entry = replace(network.entry, normed_residual=normed_residual)
         run_all(decoder, eagle, small)
     unused = {kernel.__name__ for kernel in registry.jitted()} - set(gpu.launched)
     assert unused == (set() if recipe == "fp8-v1" else {"quantise_kernel"})

@@ -31,9 +31,9 @@ from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
 from tune_kernels.decoder.errors import LoadError, NumericsError, RequestError
 from tune_kernels.decoder.on_gpu import model as triton_model
-from tune_kernels.decoder.on_gpu import round_parts as rounds
-from tune_kernels.decoder.on_gpu import rounds as resident
+from tune_kernels.decoder.on_gpu import rounds, verification
 from tune_kernels.decoder.on_gpu.cache import SLACK, DeviceCache, standing_in
+from tune_kernels.decoder.on_gpu.rounds import DeviceRounds
 from tune_kernels.decoder.rows import Appended, Branches
 from tune_kernels.decoder.selection import Options
 from tune_kernels.schedules.recipe import Recipe
@@ -81,13 +81,13 @@ def expected(self_drafted: Decoder) -> list[int]:
 @pytest.fixture(autouse=True)
 def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rounds in flight when a request ends: each costs a second of the interpreter."""
-    monkeypatch.setattr(resident, "TOKENS_A_BATCH", 2)
+    monkeypatch.setattr(rounds, "TOKENS_PER_BATCH", 2)
 
 
 @pytest.fixture
 def driven(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on every round is driven from Python."""
-    return lambda: monkeypatch.setattr(resident, "resident_rounds", lambda *_: None)
+    return lambda: monkeypatch.setattr(DeviceRounds, "start", lambda *_: None)
 
 
 def fed(decoder: Decoder, tokens: list[int], rows: int = 0) -> Any:
@@ -159,15 +159,15 @@ def test_prefill_gives_the_same_bytes_however_it_is_cut_or_filled_up(recipe: str
         assert_same_bytes(found, expected, "not filled up")
 
 
-def test_ar_in_resident_rounds(decoder: Decoder, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ar_in_rounds_on_the_device(decoder: Decoder, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ids as driven, when records go around their ring as well."""
-    ring = resident.AHEAD * resident.TOKENS_A_BATCH
+    ring = rounds.IN_FLIGHT * rounds.TOKENS_PER_BATCH
     assert ring < TOKENS
-    monkeypatch.setattr(rounds, "RING", ring)
-    cache: Any = decoder.cache
-    cache.rounds = None
+    monkeypatch.setattr(verification, "RING", ring)
+    model: Any = decoder.model
+    model.rounds = None
     result = decoder.generate(PROMPT, "ar", max_new_tokens=TOKENS)
-    cache.rounds = None
+    model.rounds = None
     assert result.token_ids == expected
     assert result.stats.rounds == result.stats.emitted == TOKENS - 1
     assert decoder.cache.cursor == len(PROMPT) + TOKENS - 1
@@ -177,7 +177,7 @@ def scripted(expected: list[int], accepted: list[int], inner: Drafter | None = N
     return ScriptedDrafter([*PROMPT, *expected], accepted, SHAPE.vocab_size, inner=inner)
 
 
-@pytest.mark.parametrize("mode", ["resident", "driven", "ssd"])
+@pytest.mark.parametrize("mode", ["on the device", "driven", "ssd"])
 def test_a_model_that_drafts_for_itself(mode: str, decoder: Decoder, expected: list[int], driven: Callable[[], None]) -> None:
     """Acceptance 1, so no key of the drafter's cache is missing or stale; a second request sees
     nothing of the first."""
@@ -214,7 +214,7 @@ def test_a_script_alone(mode: str, decoder: Decoder, expected: list[int]) -> Non
     assert result.stats.accepted_per_round == [2, 0, 3, 0]  # the last round has room for one token
 
 
-@pytest.mark.parametrize("mode", ["resident", "driven", "ssd"])
+@pytest.mark.parametrize("mode", ["on the device", "driven", "ssd"])
 def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected: list[int], driven: Callable[[], None]) -> None:
     """The drafter works, its proposals are overwritten, and acceptance is the script's."""
     inner, decoder.drafter = decoder.drafter, scripted(expected, [2, 0, 3, 1], decoder.drafter)
@@ -232,7 +232,7 @@ def test_a_script_in_the_place_of_a_model(mode: str, decoder: Decoder, expected:
 @pytest.mark.parametrize("at", [0, 1, 3, 4])
 def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, expected: list[int]) -> None:
     """An end that is accepted, or is the recovery token, stops there, at the limit as well; the limit
-    likewise. In resident rounds, of three drafted tokens; in SSD, drafted by a branch from the second round on."""
+    likewise. On the device, of three drafted tokens; in SSD, drafted by a branch from the second round on."""
     at = expected.index(expected[at])  # on a GPU random weights emit other tokens: one that came before ends there
     stopped = decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=3, stop_token_ids=[expected[at]])
     assert (stopped.token_ids, stopped.finish_reason) == (expected[:at + 1], "stop")
@@ -249,7 +249,7 @@ def test_an_end_at_each_offset_of_a_round(at: int, mode: str, decoder: Decoder, 
 def test_more_ends_than_the_device_holds_are_driven(decoder: Decoder, expected: list[int]) -> None:
     others = sorted(set(range(SHAPE.vocab_size)) - set(expected))
     result = decoder.generate(PROMPT, "sd", max_new_tokens=6, draft_length=3, stop_token_ids=[*others, expected[3]])
-    assert len(others) >= resident.ENDS
+    assert len(others) >= rounds.ENDS
     assert (result.token_ids, result.finish_reason) == (expected[:expected.index(expected[3]) + 1], "stop")
 
 
@@ -274,9 +274,9 @@ def test_fp8_rounds(load: Load, driven: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_eagle3(recipe: str, load: Load, driven: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts that are wrong and, under a script, right: the same ids in AR, resident and driven rounds and SSD; the drafter's
-    proposals are the same in both kinds of rounds. With stale features acceptance falls and no token differs."""
-    monkeypatch.setattr(resident, "AHEAD", 1)  # rounds in flight at the end cost much here and are tested above
+    """Drafts that are wrong and, under a script, right: the same ids in AR, in both kinds of rounds, and in SSD. The
+    drafter's proposals are the same in both kinds. With stale features acceptance falls and no token differs."""
+    monkeypatch.setattr(rounds, "IN_FLIGHT", 1)  # rounds in flight at the end cost much here and are tested above
     decoder, drafter = eagle_decoder(load, recipe)
     prompt = PROMPT[:3]
     ar = decoder.generate(prompt, "ar", max_new_tokens=6, logprobs=0).token_ids
@@ -388,7 +388,7 @@ def test_an_attention_chunk_that_is_not_the_recipes_is_refused(load: Load) -> No
         load(changes={"attention": attention})
 
 
-def test_resident_rounds_leave_the_callers_inference_mode_alone(decoder: Decoder) -> None:
+def test_rounds_on_the_device_leave_the_callers_inference_mode_alone(decoder: Decoder) -> None:
     """Between the pieces of a stream the caller's code runs: its tensors are its own."""
     request = decoder._request(PROMPT[:2], "ar", max_new_tokens=3)
     for _ in decoder._rounds(request, decoder._output(request), decoder._stats(request)):

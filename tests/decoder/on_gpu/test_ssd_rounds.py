@@ -12,12 +12,12 @@ from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.drafter import Branch, likely_outcomes
 from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
-from tune_kernels.decoder.on_gpu import rounds as resident
 from tune_kernels.decoder.on_gpu.branches import DeviceBranches
 from tune_kernels.decoder.on_gpu.graphs import Graphs
 from tune_kernels.decoder.on_gpu.inputs import DeviceInputs
-from tune_kernels.decoder.on_gpu.round_parts import Rounds
-from tune_kernels.decoder.on_gpu.ssd_rounds import Ahead
+from tune_kernels.decoder.on_gpu.rounds import DeviceRounds
+from tune_kernels.decoder.on_gpu.ssd_rounds import SsdRounds
+from tune_kernels.decoder.on_gpu.verification import Verification
 from tune_kernels.kernels.layout import COUNT, DRAFT, LENGTH, MADE, ROUND, TABLE, TOKEN
 from tune_kernels.schedules.recipe import Recipe
 
@@ -59,14 +59,14 @@ def recorded(patch: pytest.MonkeyPatch, place: Any, prepare: Callable[..., Branc
 def tables(patch: pytest.MonkeyPatch) -> list[Branch]:
     """The branches of each round on the device, which is launched round for round: a graph can't be looked into."""
     patch.setattr(Graphs, "run", lambda self, key, launches: launches())
-    prepare = Ahead.prepare
+    prepare = SsdRounds.prepare
 
-    def read(self: Ahead, length: int, most: int, drafted: bool) -> Branch:
+    def read(self: SsdRounds, length: int, most: int, drafted: bool) -> Branch:
         prepare(self, length, most, drafted)
         table = self.branches.table[:, :self.branches.count].tolist()
         return {(c, t): [row[b] for row in table[DRAFT:DRAFT + length]] for b, (c, t) in
                 enumerate(zip(table[COUNT], table[TOKEN]))}
-    return recorded(patch, Ahead, read)
+    return recorded(patch, SsdRounds, read)
 
 
 def near(drafter: Any, noise: float) -> None:
@@ -78,7 +78,7 @@ def near(drafter: Any, noise: float) -> None:
 
 @pytest.mark.parametrize("kind", ["model", "eagle3", "eagle3 that hits"])
 def test_the_branches_are_those_that_python_makes(kind: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row a pass or all in one, walked along a draft of its own or one served: the same outcomes in the same order, the same
+    """One row a pass or all in one, along a draft of its own or a selected one: the same outcomes in the same order, the same
     drafts, hit for hit."""
     count, length, tokens = (3, 3, 13) if kind == "model" else (2, 2, 8)
     if kind == "model":
@@ -96,7 +96,7 @@ def test_the_branches_are_those_that_python_makes(kind: str, load: Load, monkeyp
         on_device = decoder.generate(prompt, "ssd", **options)
     drafter: Any = getattr(decoder.drafter, "inner", None) or decoder.drafter
     with monkeypatch.context() as patch:
-        patch.setattr(resident, "resident_rounds", lambda *_: None)
+        patch.setattr(DeviceRounds, "start", lambda *_: None)
         theirs = recorded(patch, drafter, drafter.prepare)
         driven = decoder.generate(prompt, "ssd", **options)
     assert on_device.token_ids == driven.token_ids
@@ -139,9 +139,9 @@ def test_who_comes_first_changes_nothing(late: str, load: Load, device: str, exp
     """A delay on either stream, graphs or none. On a GPU long enough to replay them."""
     tokens = TOKENS if device == "cuda" else 9
     if late == "drafter":
-        slept(monkeypatch, Ahead, "prepare", device)
+        slept(monkeypatch, SsdRounds, "prepare", device)
     if late == "target":
-        slept(monkeypatch, Rounds, "verify", device)
+        slept(monkeypatch, Verification, "verify", device)
     decoder = load(drafter="random:0", graphs="graphs" not in late)
     for _ in range(2):
         result = decoder.generate(PROMPT, "ssd", max_new_tokens=tokens, draft_length=K, branches=2)
@@ -156,14 +156,14 @@ def test_a_stale_branch_is_never_served(load: Load, monkeypatch: pytest.MonkeyPa
     decoder.model.head.zero_()  # type: ignore[attr-defined]
     decoder.drafter.model.head.zero_()  # type: ignore[union-attr]
     decoder.drafter.cache.buffer.zero_()  # type: ignore[union-attr] # what a round that is skipped doesn't write must not be NaN
-    prepare, calls = Ahead.prepare, list[int]()
+    prepare, calls = SsdRounds.prepare, list[int]()
     skipped = [2, 4, 7]  # the second request begins with call 6
 
-    def sometimes(self: Ahead, *arguments: Any) -> None:
+    def sometimes(self: SsdRounds, *arguments: Any) -> None:
         calls.append(len(calls))
         if calls[-1] not in skipped:
             prepare(self, *arguments)
-    monkeypatch.setattr(Ahead, "prepare", sometimes)
+    monkeypatch.setattr(SsdRounds, "prepare", sometimes)
     for misses in (2, 1):
         result = decoder.generate(PROMPT, "ssd", max_new_tokens=13, draft_length=1, branches=2)
         assert result.token_ids == [0] * 13
@@ -177,8 +177,7 @@ def test_the_target_may_draft_for_itself(decoder: Decoder, expected: list[int]) 
     result = decoder.generate(PROMPT, "ssd", max_new_tokens=9, draft_length=K, branches=2)
     assert result.token_ids == expected[:9]
     assert result.stats.acceptance == 1 and result.stats.branch_hits == 1
-    ahead: Any = decoder.cache.rounds.ahead  # type: ignore[attr-defined]
-    assert not ahead.beside
+    assert not decoder.model.rounds.ssd.concurrent  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -200,7 +199,7 @@ def test_another_number_of_branches(decoder: Decoder, expected: list[int]) -> No
         result = decoder.generate(PROMPT, "ssd", max_new_tokens=5, draft_length=1, branches=branches)
         assert result.token_ids == expected[:5]
         assert result.stats.hit_rate == 1
-        assert decoder.cache.rounds.ahead.branches.count == branches  # type: ignore[attr-defined]
+        assert decoder.model.rounds.ssd.branches.count == branches  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("ids", [None, [0, 3, 5, 6, 10, 11, 12, 20, 30, 31, 50, 90]])
@@ -215,7 +214,7 @@ def test_likely_outcomes_on_the_device(ids: list[int] | None, decoder: Decoder, 
         inputs.row_tokens[1:1 + len(draft)] = torch.tensor(draft, dtype=torch.int32)
         inputs.state[LENGTH], inputs.state[ROUND] = 11, 3
         logits = 3 * torch.randn(len(draft) + 1, width, generator=torch.Generator().manual_seed(seed))
-        branches.choose(logits.to(device), inputs, len(draft))
+        branches.choose_outcomes(logits.to(device), inputs, len(draft))
         over_target = torch.full((len(draft) + 1, 96), -torch.inf)
         over_target[:, torch.arange(96) if ids is None else torch.tensor(ids)] = logits
         right = likely_outcomes(list(over_target.numpy()), draft, 5)

@@ -1,0 +1,139 @@
+"""The weights of a Qwen2 or Llama decoder on the GPU, and its passes as launches: every operation is a kernel of kernels/, at
+fixed addresses. A pass can be captured in a graph, alone or as a part of a round.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from ...kernels.layout import ROWS, Activation, Weights
+from ...kernels.lm_head import lm_head, lm_head_logits, new_scratch
+from ...schedules.recipe import Precision, Recipe
+from ...schedules.schedule import StepSchedules
+from ...shapes.model import ModelShape
+from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
+from ..errors import LoadError, NumericsError
+from .branches import DeviceBranches
+from .cache import DeviceCache, Pass
+from .graphs import on
+from .inputs import DeviceInputs, Verified
+from .layer import Decode, Launched, PackedLayer, Prefill, launch_all, pack_layer
+from .packing import token_table
+from .workspace import new_workspace, splits_of
+
+WriteDraft = Callable[[torch.Tensor, int], None]  # a drafted token [1] int32 and its place in the draft
+
+
+class DeviceNetwork:
+    """A target, or a small model that drafts. lock: for the launches of one pass or round; two threads may share a network."""
+
+    def __init__(self, shape: ModelShape, tensors: Tensors, recipe: Recipe, device: torch.device, schedules: StepSchedules,
+                 graphs: bool) -> None:
+        """Takes the tensors out of the dictionary as it goes, so that they are freed. graphs: whether passes are captured."""
+        self.shape, self.device, self.recipe, self.graphs_enabled = shape, device, recipe, graphs
+        self.precision = low_precision(recipe)
+        self.embedding = token_table(tensors.pop(EMBEDDING), device)
+        self.head = self.embedding if shape.tie_embeddings else tensors.pop(HEAD).to(device, torch.bfloat16)
+        self.final_norm = tensors.pop(FINAL_NORM).to(device, torch.bfloat16)
+        self.layers = [pack_layer(tensors, f"model.layers.{i}.", self.precision, shape.qkv_bias, device)
+                       for i in range(shape.num_layers)]
+        self.vocab_limit = shape.vocab_size
+        space = new_workspace(shape, ROWS, self.precision.is_e4m3, splits_of(schedules), device)
+        self.decode = Decode(shape, recipe, space, schedules)
+        self.inputs = DeviceInputs(device)
+        self.head_schedule = schedules.lm_head
+        self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
+        self.verified = Verified(self.inputs, self.scratch.tokens, space.features)
+        self.lm_head = partial(lm_head, schedule=self.head_schedule, numerics=recipe.numerics)
+        self.lm_head_logits = partial(lm_head_logits, schedule=self.head_schedule, numerics=recipe.numerics)
+        self.lock = threading.RLock()
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of one decode pass."""
+        return self.decode.max_rows
+
+    def new_cache(self, capacity: int) -> DeviceCache:
+        """A cache of `capacity` slots, with its graphs."""
+        return DeviceCache(self.shape, capacity, self.recipe, self.device, self.graphs_enabled)
+
+    def launch(self, cache: DeviceCache, rows: int, chunks: int, layers: tuple[int, ...] = ()) -> None:
+        """Every launch of one decode pass over inputs.row_tokens at inputs.length. layers: whose output goes to the features."""
+        launch_all(self.launches(self.decode, self.inputs.row_tokens, Pass(cache, self.inputs.length, rows, chunks), layers))
+
+    def launch_draft(self, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int, write: WriteDraft) -> None:
+        """As a drafter, a whole proposal of `length` tokens: the last two tokens of the sequence, then its own. inputs: the
+        target's; write: called with each drafted token and its place."""
+        tokens, rows = inputs.pair, 2
+        for step in range(length):
+            start = inputs.start(1 if step == 0 else 2 + step)
+            launch_all(self.launches(self.decode, tokens, Pass(cache, start, rows, chunks)))
+            tokens = self.launch_head(self.decode.space.final[rows - 1:rows])
+            write(tokens, step)
+            rows = 1
+
+    def launch_scores(self, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int) -> torch.Tensor:
+        """As a drafter, one pass over the pending token and the draft in inputs.row_tokens: logits after each of them,
+        [length + 1, vocab_size] fp32. The cache must hold every token but the pending one."""
+        launch_all(self.launches(self.decode, inputs.row_tokens, Pass(cache, inputs.length, length + 1, chunks)))
+        return self.logits(self.decode.space.final[:length + 1])
+
+    def launch_branches(self, branches: DeviceBranches, step: int, chunks: int) -> torch.Tensor:
+        """As a drafter, pass `step` of all branches: final rows [branches, H]."""
+        at = Pass(branches.cache, branches.start(step), branches.count, chunks)
+        launch_all(self.launches(branches.decode, branches.tokens(step), at))
+        return self.decode.space.final[:branches.count]
+
+    def launches(self, phase: Decode | Prefill, tokens: torch.Tensor, at: Pass,
+                 layers: tuple[int, ...] = ()) -> Iterator[Launched]:
+        """One pass, launch by launch, up to the rows that the head reads."""
+        yield "norm", lambda: phase.begin(tokens, self.embedding, self.layers[0].input_norm, at.rows)
+        for index, (layer, weight, last) in enumerate(self._with_next_norm()):
+            yield from phase.layer(index, layer, at)
+            feature = self._feature(phase.space.features, layers, index)
+            yield "norm", partial(phase.end, weight, at.rows, last, feature)
+
+    def _with_next_norm(self) -> Iterator[tuple[PackedLayer, torch.Tensor, bool]]:
+        """Each layer with the norm after it."""
+        for layer, following in zip(self.layers, self.layers[1:]):
+            yield layer, following.input_norm, False
+        yield self.layers[-1], self.final_norm, True
+
+    def _feature(self, features: torch.Tensor, layers: tuple[int, ...], index: int) -> torch.Tensor | None:
+        if index not in layers:
+            return None
+        at = layers.index(index) * self.shape.hidden_size
+        return features[:, at:at + self.shape.hidden_size]
+
+    def logits(self, final: torch.Tensor) -> torch.Tensor:
+        """[rows, vocab_size] in fp32; -inf at ids beyond the tokenizer's. final [rows, H] bf16."""
+        with self.lock, torch.inference_mode(), on(self.device):
+            logits = torch.cat([self.lm_head_logits(Activation(part.contiguous()[None]), Weights(self.head))
+                                for part in final.split(self.head_schedule.row_tile)])
+            logits[:, self.vocab_limit:] = -torch.inf
+            return logits
+
+    def launch_head(self, final: torch.Tensor) -> torch.Tensor:
+        """The winners of up to a row tile of rows, [rows] int32, at a fixed address; -1 for a row of NaN."""
+        return self.lm_head(Activation(final[None]), Weights(self.head), limit=self.vocab_limit, scratch=self.scratch)
+
+
+def nan_error(whose: str = "model") -> NumericsError:
+    """What a token of -1 means."""
+    return NumericsError(f"the {whose}'s logits hold NaN", expected="finite logits",
+                         action="check the weights; try another recipe")
+
+
+def low_precision(recipe: Recipe) -> Precision:
+    """The recipe's precisions, if this backend has kernels for them.
+
+    Raises:
+        LoadError: fp32.
+    """
+    precision = recipe.precision
+    if precision.attention != "bf16":
+        raise LoadError(f"recipe {recipe.name} on the triton backend", expected="bf16 or fp8-v1: its kernels use tensor cores",
+                        action="use backend torch for fp32")
+    return precision
