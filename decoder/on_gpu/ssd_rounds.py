@@ -141,10 +141,10 @@ class SsdRounds:
         with self.verification.network.lock:
             self.begin(request, plan, proposal, finished=True)
             for most in counts:
-                self._draft(length, most, ahead=True)
-                self._verify(length, most, ahead=True)
+                self._draft(length, most, only_capture=True)
+                self._verify(length, most, only_capture=True)
                 for drafted in (True, False):
-                    self._prepare(length, most, drafted, ahead=True)
+                    self._prepare(length, most, drafted, only_capture=True)
                 self._join()
                 self.target_graphs.prepare(self._key("finish", length), lambda: self.finish(length))
 
@@ -173,11 +173,12 @@ class SsdRounds:
             for device in {self.verification.cache.buffer.device, self.stream.device}:
                 torch.cuda.current_stream(device).wait_stream(self.stream)
 
-    def _draft(self, length: int, most: int, ahead: bool = False) -> Span:
-        """The drafter's proposal for the round that begins; after it the copy holds the rows to verify. ahead: only captures."""
+    def _draft(self, length: int, most: int, only_capture: bool = False) -> Span:
+        """The drafter's proposal for the round that begins; after it the copy holds the rows to verify. only_capture: its graph is
+        made and not replayed."""
         span, inputs, numerics = Span(self.proposal.network.device), self.mirror.inputs, self.proposal.network.recipe.numerics
         key = self._key("draft", length, self.proposal.cache.chunks_for(most))
-        run = self.graphs.prepare if ahead else self.graphs.run
+        run = self.graphs.prepare if only_capture else self.graphs.run
         with self._drafting(), span:
             run(key, lambda: self.proposal.draft(
                 self.mirror, length, most, lambda token, step: write_draft_token(token, step, inputs, numerics, self.script),
@@ -186,16 +187,16 @@ class SsdRounds:
         self._join()
         return span
 
-    def _verify(self, length: int, most: int, ahead: bool = False) -> Span:
+    def _verify(self, length: int, most: int, only_capture: bool = False) -> Span:
         span, cache, layers = Span(self.verification.network.device), self.verification.cache, self.proposal.layers
-        run = self.target_graphs.prepare if ahead else self.target_graphs.run
+        run = self.target_graphs.prepare if only_capture else self.target_graphs.run
         with span:
             run(("verify", length, cache.chunks_for(most), layers), lambda: self.verification.verify(length, most, layers))
         return span
 
-    def _prepare(self, length: int, most: int, drafted: bool, ahead: bool = False) -> Span:
+    def _prepare(self, length: int, most: int, drafted: bool, only_capture: bool = False) -> Span:
         span = Span(self.branches.table.device)
-        run = self.graphs.prepare if ahead else self.graphs.run
+        run = self.graphs.prepare if only_capture else self.graphs.run
         with self._drafting():
             with span:
                 run(("prepare", length, self.proposal.cache.chunks_for(most), drafted),

@@ -2,7 +2,9 @@
 alone as among others; AR, SD and SSD alike, whether rounds live on the device or are driven from Python."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from triton_models import (
     restored,
 )
 from tune_kernels.decoder import Decoder
+from tune_kernels.decoder.backend import RoundPlan
 from tune_kernels.decoder.drafter import Drafter
 from tune_kernels.decoder.drafters.eagle3_checkpoint import random_eagle3
 from tune_kernels.decoder.drafters.ngram import NGramDrafter
@@ -31,11 +34,14 @@ from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
 from tune_kernels.decoder.errors import LoadError, NumericsError, RequestError
 from tune_kernels.decoder.on_gpu import model as triton_model
-from tune_kernels.decoder.on_gpu import rounds, verification
+from tune_kernels.decoder.on_gpu import rounds, ssd_rounds, verification
 from tune_kernels.decoder.on_gpu.cache import SLACK, DeviceCache, standing_in
+from tune_kernels.decoder.on_gpu.graphs import Graphs
 from tune_kernels.decoder.on_gpu.rounds import DeviceRounds
 from tune_kernels.decoder.rows import Appended, Branches
+from tune_kernels.decoder.sampling import Chooser
 from tune_kernels.decoder.selection import Options
+from tune_kernels.decoder.stats import Stats
 from tune_kernels.schedules.recipe import Recipe
 from tune_kernels.schedules.schedule import Schedule
 
@@ -275,7 +281,11 @@ def test_fp8_rounds(load: Load, driven: Callable[[], None]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_eagle3(recipe: str, load: Load, driven: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts that are wrong and, under a script, right: the same ids in AR, in both kinds of rounds, and in SSD. The
+<<<<<<< HEAD
     drafter's proposals are the same in both kinds. With stale features acceptance falls and no token differs."""
+=======
+    drafter's proposals are the same in both kinds (cases.md, Decoding 13)."""
+>>>>>>> e6b6f89 (Device path: mutants with the check that catches each, whole passes with and without overlap on a GPU, tests of F2, F3, F7, F29)
     monkeypatch.setattr(rounds, "IN_FLIGHT", 1)  # rounds in flight at the end cost much here and are tested above
     decoder, drafter = eagle_decoder(load, recipe)
     prompt = PROMPT[:3]
@@ -393,6 +403,129 @@ def test_rounds_on_the_device_leave_the_callers_inference_mode_alone(decoder: De
     request = decoder._request(PROMPT[:2], "ar", max_new_tokens=3)
     for _ in decoder._rounds(request, decoder._output(request), decoder._stats(request)):
         assert not torch.is_inference_mode_enabled()
+
+
+class State:
+    """A request under way, without an engine. tokens: the last one is in no cache yet."""
+
+    def __init__(self, tokens: list[int], count: int) -> None:
+        self.tokens, self.remaining, self.stats = list(tokens), count, Stats()
+
+    @property
+    def finished(self) -> bool:
+        return self.remaining == 0
+
+    def push(self, tokens: list[int]) -> int:
+        kept = tokens[:self.remaining]
+        self.tokens += kept
+        self.remaining -= len(kept)
+        return len(kept)
+
+
+def device_request(decoder: Decoder, mode: str, count: int) -> tuple[State, Any]:
+    """PROMPT's next `count` tokens, and their rounds, which haven't begun."""
+    state, drafter = State(PROMPT, count), decoder.drafter if mode != "ar" else None
+    decoder.cache.clear()
+    decoder.model.prefill(PROMPT[:-1], Appended(decoder.cache, len(PROMPT) - 1))
+    if drafter is not None:
+        drafter.start(PROMPT, None, Chooser())
+    plan = RoundPlan(drafter, None, 0 if mode == "ar" else 1, 2 if mode == "ssd" else 0, frozenset())
+    return state, decoder.model.device_rounds(state, decoder.cache, plan)
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+def test_graphs_are_captured_before_the_first_round(mode: str, decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: every number of chunks that the request reaches; none in its rounds. The rounds that load kernels move nothing: the
+    tokens are those of rounds without graphs."""
+    model: Any = decoder.model
+    model.rounds = None
+    expected, loop = device_request(decoder, mode, 8)
+    list(loop)
+    captured: list[int] = []
+
+    class Held(Graphs):
+        """Graphs on a CPU: a captured pass is launched again."""
+
+        def __init__(self, enabled: bool, device: torch.device) -> None:
+            super().__init__(enabled, device)
+            self.enabled = True
+
+        def capture(self, launches: Callable[[], None]) -> Any:
+            captured.append(len(captured))
+            return SimpleNamespace(replay=launches)
+    for place in (rounds, ssd_rounds):
+        monkeypatch.setattr(place, "Graphs", Held)
+    model.rounds = None
+    state, loop = device_request(decoder, mode, 8)
+    graphs: Any = model.rounds.ssd.target_graphs if mode == "ssd" else model.rounds.graphs
+    before = len(captured)
+    assert {key[2] for key in graphs.graphs if key[0] != "finish"} == {1, 2}, "chunks"
+    list(loop)
+    model.rounds = None
+    assert len(captured) == before
+    assert state.tokens == expected.tokens
+
+
+def test_nothing_is_locked_between_rounds(decoder: Decoder) -> None:
+    """F2: a request that is left alone, or dropped, keeps no other thread from the model."""
+    _, loop = device_request(decoder, "ar", 4)
+    next(loop)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(decoder.model.lock.acquire, False).result()  # type: ignore[attr-defined]
+        pool.submit(decoder.model.lock.release).result()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_a_drafter_that_overflows_changes_nothing(kind: str, mode: str, load: Load) -> None:
+    """F3: finite weights whose activations overflow: NaN in the drafter's logits, and tokens that are none, in every draft."""
+    if kind == "model":
+        decoder, prompt = load(drafter="random:0"), PROMPT
+        layer: Any = decoder.drafter.model.layers[-1]  # type: ignore[union-attr]
+    else:
+        decoder, drafter = eagle_decoder(load, "bf16")
+        prompt, layer = PROMPT[:3], drafter.model.layer  # type: ignore[attr-defined]
+    layer.gate_up.w.mul_(1e25)
+    assert layer.gate_up.w.isfinite().all()
+    ar = decoder.generate(prompt, "ar", max_new_tokens=4)
+    result = decoder.generate(prompt, mode, max_new_tokens=4, draft_length=2, branches=2)
+    assert result.token_ids == ar.token_ids
+    assert result.stats.drafter_faults == result.stats.rounds == 3
+    assert any("NaN" in warning and decoder.drafter.name in warning for warning in result.stats.warnings)  # type: ignore[union-attr]
+    assert ar.stats.drafter_faults == 0
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_nan_in_a_rejected_row_ends_nothing(mode: str, decoder: Decoder, expected: list[int]) -> None:
+    """F3: a drafted token, never emitted, whose row of the target's embedding is NaN. Its values reach the rows before it in the
+    same pass, so the request goes on without drafts."""
+    wrong = [token for token in (0, 1) if token not in {*PROMPT, *expected}]
+    assert wrong[:1] == [0] or decoder.model.device.type == "cuda"
+    decoder.drafter = scripted(expected, [1], decoder.drafter)
+    kept = decoder.model.embedding[wrong].clone()
+    decoder.model.embedding[wrong] = torch.nan
+    result = decoder.generate(PROMPT, mode, max_new_tokens=5, draft_length=2, branches=2)
+    decoder.model.embedding[wrong] = kept
+    assert result.token_ids == expected[:5]
+    if wrong[:1] == [0]:
+        assert result.stats.drafter_faults == 1
+        assert any("goes on without drafts" in warning for warning in result.stats.warnings)
+
+
+def test_rope_is_tabled_for_the_cache_and_not_for_the_models_positions(recipe_of: Callable[..., Recipe]) -> None:
+    """F7: a model of 1e9 positions; a position's angles are the same in a short table and in a long one."""
+    shape, cpu = replace(SHAPE, max_position=10**9), torch.device("cpu")
+    short, long = (DeviceCache(shape, capacity, recipe_of("bf16", CHUNK), cpu).rope for capacity in (CAPACITY, 3000))
+    assert len(short[0]) == 256 and len(long[0]) >= 3000 + SLACK
+    for few, many in zip(short, long):
+        assert_same_bytes(few, many[:len(few)])
+
+
+def test_a_drafter_with_fewer_positions_than_the_request_is_driven(decoder: Decoder) -> None:
+    """Rounds on the device would write past its cache."""
+    decoder.drafter = SmallModelDrafter(decoder.drafter.model, len(PROMPT) + 2)  # type: ignore[union-attr]
+    assert device_request(decoder, "sd", 4)[1] is None
+    assert device_request(decoder, "sd", 3)[1] is not None
 
 
 def test_fp32_is_refused(load: Load) -> None:
