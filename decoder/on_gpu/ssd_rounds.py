@@ -174,8 +174,8 @@ class SsdRounds:
                 torch.cuda.current_stream(device).wait_stream(self.stream)
 
     def _draft(self, length: int, most: int, only_capture: bool = False) -> Span:
-        """The drafter's proposal for the round that begins; after it the copy holds the rows to verify. only_capture: its graph is
-        made and not replayed."""
+        """The drafter's proposal for the round that begins; after it the copy holds the rows to verify. only_capture: its graph
+        is made and not replayed."""
         span, inputs, numerics = Span(self.proposal.network.device), self.mirror.inputs, self.proposal.network.recipe.numerics
         key = self._key("draft", length, self.proposal.cache.chunks_for(most))
         run = self.graphs.prepare if only_capture else self.graphs.run

@@ -3,7 +3,6 @@ the reference, and whole requests of SD and SSD. The checks run small pieces, in
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -362,20 +361,10 @@ def fewer_chunks_than_keys(patch: Patch) -> None:
     patch.setattr(DeviceCache, "chunks_for", lambda self, tokens: max(tokens // self.chunk, 1))
 
 
-def splits_by_rows(patch: Patch) -> None:
-    """Cases of one row take the whole K at once: another order of sums."""
-    linear = Decode.linear
-
-    def wrong(self: Decode, kernel: str, weights: Any, x: Any, out: torch.Tensor, rows: int) -> None:
-        if rows > 1 or len(out) == 1:
-            return linear(self, kernel, weights, x, out, rows)
-        bound = self.linears[kernel]
-        schedule = replace(bound.keywords["schedule"], split_k=1)
-        whole = partial(bound.func, **{**bound.keywords, "schedule": schedule})
-        out[:, :rows] = 0
-        out[0, :rows] = whole(x.first(rows), weights)
-        return None
-    patch.setattr(Decode, "linear", wrong)
+def last_row_not_attended(patch: Patch) -> None:
+    """Attention of several rows is launched for one of them too few."""
+    attend = Decode.attend
+    patch.setattr(Decode, "attend", lambda self, index, at: attend(self, index, replace(at, rows=max(at.rows - 1, 1))))
 
 
 def padding_reaches_a_row(patch: Patch) -> None:
@@ -482,7 +471,7 @@ MUTANTS = [
     Mutant(branch_of_any_round, "selection"), Mutant(count_not_compared, "selection"),
     Mutant(selected_one_token_late, "selection"), Mutant(selected_one_token_short, "selection"),
     Mutant(drafted_token_as_recovery, "outcomes"), Mutant(branches_at_one_place, "outcomes"),
-    Mutant(one_row_appended, "rows"), Mutant(splits_by_rows, "rows"), Mutant(padding_reaches_a_row, "rows"),
+    Mutant(one_row_appended, "rows"), Mutant(last_row_not_attended, "rows"), Mutant(padding_reaches_a_row, "rows"),
     Mutant(keys_one_slot_late, "reference"), Mutant(fewer_chunks_than_keys, "reference"),
     Mutant(records_from_the_first_slot, "sd"), Mutant(last_draft_not_fed, "sd"), Mutant(drafts_in_the_wrong_rows, "sd"),
     Mutant(faults_not_counted, "broken_drafter"), Mutant(nan_beside_a_draft_ends_the_request, "poisoned_token"),
