@@ -171,12 +171,12 @@ class Bench:
 
     def sd(self) -> None:
         """AR's tokens, and a drafter that is always right."""
-        self._request("sd", [3, 2])
+        self._request("sd", 3, [3, 2])
 
     def ssd(self) -> None:
         """The same, and every branch hits."""
-        stats = self._request("ssd", [3, 2])
-        assert (stats.branch_misses, stats.branch_hits) == (0, 1)
+        stats = self._request("ssd", 1, [1, 1, 1])
+        assert (stats.branch_misses, stats.branch_hits) == (0, 2)
 
     def script(self) -> None:
         """Accepted counts, hits and misses are those of a script; the tokens AR's."""
@@ -217,10 +217,10 @@ class Bench:
             self.decoder.drafter = inner
         assert result.token_ids == self.ar[:4]
 
-    def _request(self, mode: str, accepted: list[int]) -> Any:
+    def _request(self, mode: str, draft_length: int, accepted: list[int]) -> Any:
         for cache in (self.decoder.cache, self.drafter.cache):
             cache.buffer.fill_(torch.nan)
-        result = self.decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=3, branches=1)
+        result = self.decoder.generate(PROMPT, mode, max_new_tokens=TOKENS, draft_length=draft_length, branches=1)
         assert result.token_ids == self.ar
         assert result.stats.acceptance == 1, result.stats.accepted_per_round
         assert result.stats.accepted_per_round == accepted
