@@ -281,11 +281,7 @@ def test_fp8_rounds(load: Load, driven: Callable[[], None]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_eagle3(recipe: str, load: Load, driven: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts that are wrong and, under a script, right: the same ids in AR, in both kinds of rounds, and in SSD. The
-<<<<<<< HEAD
     drafter's proposals are the same in both kinds. With stale features acceptance falls and no token differs."""
-=======
-    drafter's proposals are the same in both kinds (cases.md, Decoding 13)."""
->>>>>>> e6b6f89 (Device path: mutants with the check that catches each, whole passes with and without overlap on a GPU, tests of F2, F3, F7, F29)
     monkeypatch.setattr(rounds, "IN_FLIGHT", 1)  # rounds in flight at the end cost much here and are tested above
     decoder, drafter = eagle_decoder(load, recipe)
     prompt = PROMPT[:3]

@@ -390,7 +390,7 @@ def records_from_the_first_slot(patch: Patch) -> None:
 
 
 def last_draft_not_fed(patch: Patch) -> None:
-    """cases.md, Decoding 10: the drafter feeds the pending token alone; after a full accept the last drafted one has no keys."""
+    """The drafter feeds the pending token alone; after a full accept the last drafted one has no keys."""
     def wrong(self: DeviceNetwork, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int, write: Any) -> None:
         tokens = inputs.row_tokens
         for step in range(length):
