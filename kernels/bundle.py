@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shapes.errors import UserError
+from ..shapes.fields import read_table, require_name
 from .operation import Constant, Jitted, Launch
 from .toolchain import backend_of, file_digest, identity
 
@@ -168,9 +169,9 @@ def read(place: Path) -> dict[str, bytes]:
     """The files of one artefact, checked. Raises BundleError where one is missing or not what was written."""
     again = "run tune-kernels --offline into this folder again: damaged artefacts are compiled anew"
     try:
-        digests = dict(json.loads((place / "sha256.json").read_bytes()))
-        files = {name: (place / name).read_bytes() for name in digests}
-    except (OSError, ValueError, TypeError):
+        digests = read_table(place / "sha256.json", BundleError)
+        files = {name: (place / require_name(name, "file", BundleError)).read_bytes() for name in digests}
+    except (OSError, BundleError):
         raise BundleError(f"artefact {place}: files are missing or unreadable", expected="a whole artefact",
                           action=again) from None
     for name, data in files.items():

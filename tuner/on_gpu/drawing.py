@@ -1,103 +1,16 @@
-"""Drawings of a report's numbers, each with its axis: marks in pixels, which the page's template writes as SVG."""
+"""Drawings of a report's numbers, each with its axis."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from .. import drawing as shared
+from ..drawing import AXIS, LABELS, RIGHT, ROW, WIDTH, Box, Compared, Dot, Drawing, Label, Line, Scale, axis, interval, scale_of
 from .report import KernelReport, KnobEffect, PlaceReport, Trace
 
-WIDTH, LABELS, RIGHT = 340, 104, 10  # of a drawing, of the labels on its left, of its right margin, in pixels
-ROW, AXIS, BAR = 17, 30, 8  # height of a row, of an axis with its labels and title, of a box
+BAR = 8  # height of a box, in pixels
 PANEL, GAP = 84, 12  # height of a plot over rounds, and the space between two
 SIDE = 66  # of a vertical axis
 MOST_ROWS = 16
 KNOBS, FAR = 4, 1.6  # knobs that are drawn; an axis ends at this many times the least: the slowest would fill it
-
-
-@dataclass(frozen=True)
-class Line:
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    kind: str
-
-
-@dataclass(frozen=True)
-class Box:
-    x: float
-    y: float
-    width: float
-    height: float
-    kind: str
-
-
-@dataclass(frozen=True)
-class Dot:
-    x: float
-    y: float
-    r: float
-    kind: str
-
-
-@dataclass(frozen=True)
-class Label:
-    x: float
-    y: float
-    anchor: str  # start, middle or end
-    text: str
-
-
-@dataclass
-class Drawing:
-    """title: read out where the drawing isn't seen."""
-
-    title: str
-    height: float
-    width: int = WIDTH
-    lines: list[Line] = field(default_factory=list)
-    boxes: list[Box] = field(default_factory=list)
-    dots: list[Dot] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Values from `low` to `high` on pixels from `start` to `end`; beyond its ends a value is drawn at the end."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.end - self.start), 1)
-
-    def ticks(self, count: int = 4) -> list[float]:
-        """At most `count` + 1 round values."""
-        rough = (self.high - self.low) / count
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * 0.999)
-        first = math.ceil(self.low / step - 1e-9)
-        return [round(n * step, 10) for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
-
-def scale_of(values: Sequence[float], start: float = LABELS, end: float = WIDTH - RIGHT, most: float | None = None) -> Scale:
-    """A scale over these values with some room. most: where it ends at the latest."""
-    low, high = min(values), max(values)
-    high = max(low, min(high, most)) if most is not None else high
-    room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
-    return Scale(low - room, high + room, start, end)
-
-
-def _axis(drawing: Drawing, scale: Scale, top: float, bottom: float, unit: str) -> None:
-    """Grid lines with their values below, and the unit under them."""
-    for tick in scale.ticks():
-        x = scale.at(tick)
-        drawing.lines.append(Line(x, top, x, bottom, "grid"))
-        drawing.labels.append(Label(x, bottom + 11, "middle", f"{tick:g}"))
-    drawing.labels.append(Label(WIDTH - RIGHT, bottom + 24, "end", unit))
 
 
 def times(kernel: KernelReport) -> Drawing | None:
@@ -110,7 +23,7 @@ def times(kernel: KernelReport) -> Drawing | None:
     values = [q for _, p in shown if p.times for q in p.times.quantiles_us]
     now = [p.times.quantiles_us[-1] for p in kernel.places if p.times and p.name == kernel.incumbent]
     scale = scale_of(values, most=max(FAR * min(values), *now))
-    _axis(drawing, scale, 0, ROW * len(shown) + 2, "us (dot: median with 95% interval; box: middle half)")
+    axis(drawing, scale, 0, ROW * len(shown) + 2, "us (dot: median with 95% interval; box: middle half)")
     for row, (index, place) in enumerate(shown):
         assert place.times
         quantiles, y = place.times.quantiles_us, ROW * row + ROW / 2
@@ -119,28 +32,16 @@ def times(kernel: KernelReport) -> Drawing | None:
         if quantiles[0] <= scale.high:
             drawing.lines.append(Line(scale.at(quantiles[0]), y, scale.at(quantiles[-1]), y, "whisker"))
             drawing.boxes.append(Box(low, y - BAR / 2, round(max(high - low, 1), 1), BAR, "middle"))
-        _interval(drawing, scale, place.times.interval_us, place.times.median_us, y, _kind(place))
+        interval(drawing, scale, place.times.interval_us, place.times.median_us, y, _kind(place))
         drawing.labels.append(_row_label(index, place, y))
     return drawing
 
 
 def forest(kernel: KernelReport) -> Drawing | None:
     """Each candidate's time over the incumbent's, with its interval; the line at 0 is the incumbent."""
-    shown = [(i, p) for i, p in numbered(kernel) if p.versus]
-    if not shown:
-        return None
-    drawing = Drawing(f"{kernel.kernel}: differences from the schedule in place, in percent", ROW * len(shown) + AXIS + 4)
-    ends = [100 * (v - 1) for _, p in shown if p.versus for v in p.versus.interval]
-    scale = scale_of([*ends, 0.0], most=100 * (FAR - 1))
-    _axis(drawing, scale, 0, ROW * len(shown) + 2, "% against the schedule in place, with 95% interval")
-    drawing.lines.append(Line(scale.at(0), 0, scale.at(0), ROW * len(shown) + 2, "zero"))
-    for row, (index, place) in enumerate(shown):
-        assert place.versus
-        y = ROW * row + ROW / 2
-        low, high = (100 * (v - 1) for v in place.versus.interval)
-        _interval(drawing, scale, (low, high), 100 * (place.versus.ratio - 1), y, _kind(place))
-        drawing.labels.append(_row_label(index, place, y))
-    return drawing
+    rows = [Compared(f"{p.status} {i}", p.versus.ratio, p.versus.interval, _kind(p)) for i, p in numbered(kernel) if p.versus]
+    title = f"{kernel.kernel}: differences from the schedule in place, in percent"
+    return shared.forest(title, rows, "% against the schedule in place, with 95% interval", 100 * (FAR - 1)) if rows else None
 
 
 def numbered(kernel: KernelReport) -> list[tuple[int, PlaceReport]]:
@@ -158,14 +59,6 @@ def _row_label(index: int, place: PlaceReport, y: float) -> Label:
     return Label(LABELS - 8, y + 3.5, "end", f"{place.status} {index}")
 
 
-def _interval(drawing: Drawing, scale: Scale, interval: tuple[float, float], middle: float, y: float, kind: str) -> None:
-    if middle > scale.high:
-        drawing.labels.append(Label(scale.end, y + 3.5, "end", f"{middle:.4g} →"))
-        return
-    drawing.lines.append(Line(scale.at(interval[0]), y, scale.at(interval[1]), y, f"interval {kind}"))
-    drawing.dots.append(Dot(scale.at(middle), y, 3, kind))
-
-
 def knobs(kernel: KernelReport) -> Drawing | None:
     """Each knob's values: a line from the best candidate's ratio to the median one's."""
     effects = kernel.knobs[:KNOBS]
@@ -175,7 +68,7 @@ def knobs(kernel: KernelReport) -> Drawing | None:
     drawing = Drawing(f"{kernel.kernel}: time by knob value", ROW * len(rows) + GAP * (len(effects) - 1) + AXIS + 4)
     scale = scale_of([100 * (v - 1) for _, value in rows for v in value[2:]], most=100 * (FAR - 1))
     bottom = drawing.height - AXIS - 2
-    _axis(drawing, scale, 0, bottom, "% against the one in place (dot: best; line: to median)")
+    axis(drawing, scale, 0, bottom, "% against the one in place (dot: best; line: to median)")
     y = ROW / 2
     before: KnobEffect | None = None
     for effect, (value, _, best, median) in rows:
@@ -199,7 +92,7 @@ def rounds(kernel: KernelReport) -> Drawing | None:
     samples = [v for t in kernel.traces for v in (*t.incumbent_us, *t.fastest_us)]
     up = scale_of(samples, PANEL, 10)
     bottom = PANEL * (2 if with_clocks else 1) + (GAP if with_clocks else 0)
-    _axis(drawing, across, 0, bottom, "rounds of the confirmations, process by process")
+    axis(drawing, across, 0, bottom, "rounds of the confirmations, process by process")
     _side(drawing, up, "us")
     if with_clocks:
         mhz = [float(c) for t in kernel.traces for c in t.sm_mhz if c is not None]

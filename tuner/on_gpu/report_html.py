@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from ...shapes.model import shape_to_dict
+from ..drawing import Drawing
 from ..page import render_page
 from . import drawing
-from .drawing import Drawing
 from .report import KernelReport, PlaceReport, Report, closing_lines, describe_change, describe_times, headline
 from .report_text import describe
 
@@ -51,8 +51,8 @@ class Section:
 
 def render_gpu_report(report: Report) -> str:
     """The page, as the text of one HTML file; the same report gives the same bytes."""
-    return render_page("on_gpu.html", None, ["on_gpu.css"], [], report=report, rows=_rows(report), headline=headline(report),
-                       sections=[_section(k) for k in report.kernels], lines=closing_lines(report))
+    return render_page("on_gpu.html", None, ["drawing.css", "on_gpu.css"], [], report=report, rows=_rows(report),
+                       headline=headline(report), sections=[_section(k) for k in report.kernels], lines=closing_lines(report))
 
 
 def _rows(report: Report) -> list[Row]:

@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from ..drawing import Compared, Drawing, forest
 from ..page import render_page
 from . import words as words
 from .check import CODES
 from .compare import NUMBERS, STATUSES, Diff, RowDiff
-from .summary import lines, summarise
+from .summary import Summary, lines, summarise
+from .times import FASTER, SLOWER, TIE, verdict_of
 
+KINDS = {FASTER: "good", SLOWER: "bad", TIE: "now"}  # of a mark, by verdict
+MOST_DRAWN = 16
 PLACE = ("target", "model", "recipe", "identity", "kernel_digest")
 
 
@@ -22,8 +26,23 @@ def render_html(diff: Diff) -> str:
     findings = [(f, CODES[f.code], urlencode({"open": f.row})) for f in diff.findings]
     data = {"rows": rows, "promoted": any(row.evidence or row.time for row in diff.rows),
             "beside": any(row["notes"] for row in rows), "targets": len({row["target"] for row in rows})}
-    return render_page("diff.html", data, ["table.css", "diff.css"], ["table.js", "diff.js"], diff=diff, statuses=statuses,
-                       lines=lines(diff, summarise(diff))[1 if diff.rows else 0:], findings=findings, filters=_filters(rows))
+    summary = summarise(diff)
+    return render_page("diff.html", data, ["table.css", "drawing.css", "diff.css"], ["table.js", "diff.js"], diff=diff,
+                       statuses=statuses, drawings=_drawings(diff, summary), lines=lines(diff, summary)[1 if diff.rows else 0:],
+                       findings=findings, filters=_filters(rows))
+
+
+def _drawings(diff: Diff, summary: Summary) -> list[tuple[str, Drawing]]:
+    """(title, forest plot): the kernels' times, largest difference first, and the whole step's."""
+    kernels = [Compared(row.entry.kernel, row.time.ratio, row.time.interval, KINDS[row.time.verdict])
+               for row in diff.rows if row.new and row.time and row.time.ratio and row.time.interval]
+    kernels.sort(key=lambda one: -abs(one.ratio - 1))
+    left = f", {len(kernels) - MOST_DRAWN} smaller ones left out" if len(kernels) > MOST_DRAWN else ""
+    whole = [(step.place[0].removeprefix("nvidia-") + " kernels", step.ratio, step.interval) for step in summary.steps]
+    whole += [(f"full model {one.mode}", one.paired.ratio, one.paired.interval) for one in summary.full_model]
+    steps = [Compared(name, ratio, interval, KINDS[verdict_of(interval)]) for name, ratio, interval in whole]
+    named = ((f"Time of each kernel{left}", kernels[:MOST_DRAWN]), ("Time of a step", steps[:MOST_DRAWN]))
+    return [(title, forest(title, rows, "% new against old, with 95% interval")) for title, rows in named if rows]
 
 
 def _filters(rows: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:

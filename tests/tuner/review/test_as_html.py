@@ -146,6 +146,20 @@ def test_distributions_are_drawn_old_above_new_on_one_scale(opened: Opened) -> N
     assert removed.locator("g.old").count() == 1 and removed.locator("g.new").count() == 0
 
 
+def test_forest_plots_put_each_interval_on_one_axis(opened: Opened) -> None:
+    """Without a script: a kernel whose interval excludes 0 is on its side of the line, in its colour."""
+    kernels, step = opened.page.locator("figure svg").all()
+    labels = kernels.locator("text[text-anchor=end]").all_text_contents()[1:]
+    changed = {row.entry.kernel: row.time for row in promotion().rows if row.new and row.time and row.time.ratio}
+    assert labels == sorted(changed, key=lambda name: -abs(changed[name].ratio - 1))
+    zero = float(kernels.locator("line.zero").get_attribute("x1"))
+    for name, line in zip(labels, kernels.locator("line.interval").all()):
+        low, high = (float(line.get_attribute(end)) for end in ("x1", "x2"))
+        side = {"faster": high < zero, "slower": low > zero, "tie": low <= zero <= high}
+        assert side[changed[name].verdict], name
+    assert "full model ar" in step.locator("text").all_text_contents()
+
+
 def test_random_weights_are_marked_in_each_row(opened: Opened) -> None:
     assert opened.page.locator("td.evidence .random").count() == 6
     mark = opened.page.locator("td.evidence .random").first
