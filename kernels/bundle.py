@@ -19,14 +19,11 @@ import tokenize
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ..shapes.errors import UserError
 from ..shapes.fields import read_table, require_name
 from .operation import Constant, Jitted, Launch
-from .toolchain import backend_of, file_digest, identity
-
-TritonValue = Any  # Triton's ASTSource, options and backend objects, which have no types
+from .toolchain import TritonValue, backend_of, file_digest, identity
 
 
 class BundleError(UserError):

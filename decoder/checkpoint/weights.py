@@ -1,4 +1,4 @@
-"""The tensors of a model by their Hugging Face names, and the rule of random ones.
+"""The tensors of a model by their Hugging Face names, and the rule for random ones.
 
 Loading is strict: every expected tensor is there once, in its shape, and nothing else is.
 """
@@ -66,8 +66,11 @@ def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
 
 
 def drop_ignorable(tensors: Tensors, shape: ModelShape, where: str) -> None:
-    """Takes out what may stand in a file and changes nothing: saved RoPE buffers, and a tied head equal to the
-    embedding."""
+    """Removes tensors of a file that change nothing: saved RoPE buffers, and a tied head equal to the embedding.
+
+    Raises:
+        LoadError: a tied head that differs.
+    """
     for name in [n for n in tensors if n.endswith(IGNORED_SUFFIXES)]:
         del tensors[name]
     if shape.tie_embeddings and HEAD in tensors and EMBEDDING in tensors:
@@ -97,7 +100,7 @@ def _random_tensor(name: str, size: tuple[int, ...], seed: int, device: torch.de
 
 
 def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, types, sizes and bytes, in name order. Recorded with evidence."""
+    """SHA-256 over names, types, sizes and bytes, in name order; 64 hexadecimal digits. Recorded with evidence."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

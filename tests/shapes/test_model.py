@@ -65,6 +65,16 @@ def test_a_hugging_face_config_equals_the_shipped_shape(tmp_path: Path, as_folde
     assert (found.rope_theta, found.qkv_bias, found.rope_scaling) == (1e6, True, None)
 
 
+def test_one_config_has_one_name_however_its_path_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F18: and a name that is no path, whatever its folder is called."""
+    folder = tmp_path / "my model"
+    (folder / "sub").mkdir(parents=True)
+    write(folder)
+    monkeypatch.chdir(folder)
+    for path in (".", "config.json", "sub/..", "../my model", str(folder)):
+        assert load_model_shape(path).name == "my-model", path
+
+
 def test_rope_scaling_and_rope_parameters(tmp_path: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0}
     assert load_model_shape(write(tmp_path, rope_scaling=scaling)).rope_scaling == scaling
