@@ -1,7 +1,7 @@
 """Numerics classes: which schedules of a kernel give the same output bits, and which knobs change them.
 
-The class of a schedule is the SHA-256 of its output on fixed inputs (`worker.checks.numerics_class`). What is said of a knob
-rests on pairs of schedules that differ in that knob alone; where the bundle has none, nothing is said.
+The class of a schedule is the SHA-256 of its output on fixed inputs (`worker.checks.numerics_class`). A knob's effect is shown by
+pairs of schedules that differ in that knob alone; where the bundle has none, nothing is claimed.
 """
 
 import itertools
@@ -80,8 +80,8 @@ def sizes(classes: Mapping[Schedule, str]) -> tuple[ClassSize, ...]:
 
 @dataclass(frozen=True)
 class Request:
-    """What to classify. model and recipe: the bundle's where None; schedules: a folder of promoted schedules, asked first; out:
-    where a bundle that must be compiled anew is put."""
+    """A bundle to classify. model and recipe: the bundle's where None; schedules: a folder of promoted schedules, asked first;
+    out: of a bundle that must be compiled anew."""
 
     bundle: Path
     model: str | None

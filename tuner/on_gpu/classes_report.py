@@ -80,7 +80,7 @@ def _others(schedule: Schedule, knob: str) -> str:
 
 
 def closing_lines(report: ClassesReport) -> list[str]:
-    """What is skipped, what has no class, and what became of the promoted classes."""
+    """Kernels that were skipped, variants without a class, and the promoted classes compared."""
     lines = [f"{kernel}: skipped: {why}" for kernel, why in report.skipped.items()]
     for found in report.kernels:
         lines += [f"{found.kernel}: {name} has no class: {why}" for name, why in found.without_class.items()]

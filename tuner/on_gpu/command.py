@@ -1,4 +1,4 @@
-"""The command behind `tune-kernels --on-gpu`: a run or a replay, its reports, and what is promoted."""
+"""The command behind `tune-kernels --on-gpu`: a run or a replay, its reports, its promotion."""
 
 import hashlib
 import json

@@ -82,14 +82,16 @@ def knobs(kernel: KernelReport) -> Drawing | None:
 
 
 def rounds(kernel: KernelReport) -> Drawing | None:
-    """The samples of the confirmations, round by round, with the SM's clock; a mark on top where a round was throttled."""
+    """The samples of the confirmations, round by round, with the SM's clock; a mark on top where a round was throttled, and its
+    samples as far up as the others reach."""
     if not kernel.traces:
         return None
     count = sum(len(t.incumbent_us) for t in kernel.traces)
     with_clocks = any(c is not None for t in kernel.traces for c in t.sm_mhz)
     drawing = Drawing(f"{kernel.kernel}: samples over {count} rounds", PANEL * (2 if with_clocks else 1) + GAP + AXIS)
     across = Scale(0, max(count, 1), SIDE, WIDTH - RIGHT)
-    samples = [v for t in kernel.traces for v in (*t.incumbent_us, *t.fastest_us)]
+    samples = [v for t in kernel.traces for one in (t.incumbent_us, t.fastest_us) for v, slowed in zip(one, t.throttled)
+               if not slowed]
     up = scale_of(samples, PANEL, 10)
     bottom = PANEL * (2 if with_clocks else 1) + (GAP if with_clocks else 0)
     axis(drawing, across, 0, bottom, "rounds of the confirmations, process by process")

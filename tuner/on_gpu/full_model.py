@@ -13,13 +13,14 @@ from ...schedules.promoted import Checks
 from ...schedules.recipe import Recipe
 from ...schedules.schedule import Schedule
 from ...shapes.errors import UserError
-from .samples.gate import Agreement, GateResult, describe_slowdown, other_recipe
+from .samples.gate import TOO_FEW, Agreement, GateResult, describe_slowdown, other_recipe
 from .samples.ranking import Ranking
 from .samples.recording import Contest
 from .samples.timing import paired
 
-REPEATS = 7  # of old and new in the full model; an interval of fewer than 5 pairs says little
-SHARED_SHAPE = "a model with this shape runs what is in place, and was not asked: tune it with that model"
+REPEATS = 7  # of old and new in the full model
+LEAST_PAIRS = 5  # that throttling must leave of them: the interval of fewer says little
+SHARED_SHAPE = "a model with this shape runs the schedule in place, and was not asked: tune it with that model"
 Tokens = Mapping[str, Sequence[Sequence[int]]]  # by mode: a list for each prompt
 Times = Mapping[str, Sequence[tuple[float, float]]]  # by mode: (old, new) us a token
 
@@ -31,7 +32,7 @@ class DecoderProbe(Protocol):
         """Tokens by mode (ar, sd, ssd) of each prompt of the prompt set. Raises UserError where the decoder can't run."""
 
     def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule], repeats: int) -> Times:
-        """Times of a token by mode, measured in turns."""
+        """Times of a token by mode, measured in turns; fewer than `repeats` where throttling spoilt some."""
 
 
 def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[str, Schedule], *, other_class: bool = False,
@@ -54,6 +55,8 @@ def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[s
         return Agreement(checks, prompts, count, digest, {},
                          f"{mode}, prompt {prompt}: token {index} is {token}, AR emits {right_token}")
     times = probe.time_step(old, new, repeats) if old != new else {}
+    if few := [mode for mode, pairs in times.items() if len(pairs) < min(LEAST_PAIRS, repeats)]:
+        return Agreement(checks, prompts, count, digest, {}, f"{few[0]}: {TOO_FEW} ({len(times[few[0]])} of {repeats})")
     ratios = {mode: paired(np.array([b / a for a, b in pairs])) for mode, pairs in times.items()}
     full = {mode: found for mode, found in ratios.items() if found}
     slower = [mode for mode, found in full.items() if not found.interval[1] <= 1]
@@ -100,7 +103,7 @@ class _Decoder:
         return {k: self.contests[k].entrants[n].schedule for k, n in names.items() if n in self.contests[k].entrants}
 
     def ask(self, names: Mapping[str, str], other_class: bool = False, old: Mapping[str, str] | None = None) -> Agreement:
-        """What changes with `names` in place of `old`, or of the incumbents. A decoder that fails is a failure in the result."""
+        """The answer to `names` in place of `old`, or of the incumbents. A decoder that fails is a failure in it."""
         before = self.incumbents | self._schedules(old or {})
         try:
             return ask_decoder(self.probe, before, before | self._schedules(names), other_class=other_class)

@@ -42,7 +42,7 @@ class PlaceReport:
 
 @dataclass(frozen=True)
 class KnobEffect:
-    """What a knob does to the time. values: with the number of candidates, and their least and median ratio to the incumbent;
+    """A knob's effect on the time. values: with the number of candidates, and their least and median ratio to the incumbent;
     spread: the least ratio of the worst value over that of the best; changes_bits: yes, no, or not varied alone."""
 
     knob: str
@@ -87,7 +87,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A run. decisions: one a kernel, which is what a reader wants first."""
+    """A run. decisions: one per kernel, to be read first."""
 
     model: str
     target: str
@@ -111,7 +111,7 @@ class Report:
 
 
 def make_report(outcome: Outcome) -> Report:
-    """Everything that a reader may want to know of a run or a replay."""
+    """The whole report of a run or a replay."""
     now = outcome.recording
     decisions = decide(now, outcome.rankings, frozenset(row.kernel for row in outcome.promoted.rows), outcome.skipped)
     outcomes = {d.kernel: d.outcome for d in decisions}
@@ -197,7 +197,7 @@ def describe_change(versus: Paired | None) -> str:
 
 
 def closing_lines(report: Report) -> list[str]:
-    """What the rows don't say: other classes, the full model's times and tokens, what the run used."""
+    """Lines that follow the decisions: other classes, the full model's times and tokens, the run's cost."""
     gate, where = report.gate, f"full model {report.model}, weights {report.weights}"
     lines = [f"{kernel}: a faster schedule of another class: {why}" for kernel, why in gate.would_differ.items()]
     for mode, found in gate.agreement.full_model.items():

@@ -78,10 +78,10 @@ def _with(first: str, second: str) -> str:
 
 
 def _candidate(place: PlaceReport) -> str:
-    """`  slower +1.2% [+1.1, +1.3], 4.7 us [4.6, 4.8]: BLOCK_N 64, ...`."""
+    """`  slower, +1.2% [+1.1, +1.3], 4.7 us [4.6, 4.8]: BLOCK_N 64, ...`."""
     share = f"{100 * place.share_of_ceiling:.0f}% of the bandwidth" if place.share_of_ceiling else ""
-    parts = [describe_change(place.versus), describe_times(place.times), share]
-    return f"  {_with(place.status, place.why)}; {', '.join(part for part in parts if part)}: {describe(place.schedule)}"
+    parts = [_with(place.status, place.why), describe_change(place.versus), describe_times(place.times), share]
+    return f"  {', '.join(part for part in parts if part)}: {describe(place.schedule)}"
 
 
 def shown(places: Sequence[PlaceReport]) -> list[PlaceReport]:

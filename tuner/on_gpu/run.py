@@ -32,13 +32,13 @@ from .worker.tasks import Problem
 
 LARGE = 200  # candidates of one kernel: more are searched, fewer are raced in full
 GATE_SHARE = 0.4  # of the budget, kept for the full model
-SECOND_SHARE = 0.25  # of what is left for timing, kept for the second process
+SECOND_SHARE = 0.25  # of the time that is left for timing, kept for the second process
 BUDGET_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to tune. storage: a file or database URL for the study of a large space, shared by machines; schedules: the folder
+    """A run to be made. storage: a file or database URL for the study of a large space, shared by machines; schedules: the folder
     that is asked first and promoted to."""
 
     model: str = "qwen2.5-7b"
@@ -69,7 +69,8 @@ class Outcome:
     @property
     def complete(self) -> bool:
         """Whether every kernel has a schedule that passed the gate."""
-        return bool(self.rankings) and not self.skipped and set(self.gate.accepted) == set(self.rankings)
+        return (bool(self.rankings) and not self.skipped and set(self.gate.accepted) == set(self.rankings)
+                and not any(map(self.gate.throttled, self.rankings)))
 
 
 class Budget:
@@ -128,7 +129,7 @@ def replay(path: Path) -> Outcome:
 
 
 def conclude(now: Recording, recipe: Recipe, rankings: dict[str, Ranking], skipped: dict[str, str]) -> Outcome:
-    """What may be promoted of what was recorded."""
+    """The decisions on a recording, and the rows that may be promoted."""
     gate = now.gate or GateResult()
     file = promoted_file(now, rankings, gate, datetime.now(UTC).date().isoformat())
     notes = [] if now.gate else ["the full model was not asked, so nothing may be promoted"]
@@ -196,7 +197,7 @@ class _Run:
 
     def contests(self) -> None:
         """Each worker process in turn measures the contests that aren't decided yet. Each contest has an equal share of the time
-        that is left; the next process takes what it leaves."""
+        that is left; the next process takes the rest."""
         reserve = self.request.budget * GATE_SHARE
         for process in range(self.now.processes + 1):  # one more than confirm: for those that the first had no time for
             todo = [c for c in self.now.contests.values() if not c.finished]

@@ -1,4 +1,4 @@
-"""What an offline bundle brings to a GPU machine: the accepted variants of each kernel, checked against the toolchain here."""
+"""The accepted variants of an offline bundle on a GPU machine, checked against the model and the toolchain here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from .samples.recording import Contest, Entrant, Origin
 
 @dataclass(frozen=True)
 class Conditions:
-    """What survivors must fit. model: as load_model_shape takes it; shape: None where the bundle's own will do; folders: of
+    """The conditions of survivors. model: as load_model_shape takes it; shape: None where the bundle's own will do; folders: of
     promoted schedules, in the order of asking."""
 
     model: str
@@ -80,7 +80,7 @@ def other_model(report: Report, wanted: Conditions) -> str:
 
 
 def difference(report: Report, here: Toolchain, target: Target) -> str:
-    """In what a bundle differs from this machine, or an empty string."""
+    """How a bundle differs from this machine, or an empty string."""
     made = report.toolchain.on(target.arch)
     for name, found, expected in (("Triton", made.triton, here.triton), ("ptxas", made.ptxas, here.ptxas),
                                   ("flags", dict(made.flags), dict(here.flags))):

@@ -1,4 +1,4 @@
-"""What the method of timing can tell: false wins of a candidate against itself, and the smallest difference it resolves.
+"""The limits of the method of timing: false wins of a candidate against itself, and the smallest difference it resolves.
 
 From a recorded batch of one candidate under two names, cut into comparisons of as many rounds as a confirmation has; or from the
 confirmations of any run, each candidate's even rounds against its odd ones, which is half as many pairs, and a round apart. A

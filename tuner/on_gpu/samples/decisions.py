@@ -1,11 +1,11 @@
-"""One decision a kernel: the schedule in place, the one proposed, its time alone and in the full model, and what follows."""
+"""One decision a kernel: the schedule in place, the one proposed, its time alone and in the full model, and the outcome."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ....schedules.promoted import Distribution, Paired
 from ....schedules.schedule import Schedule
-from .gate import NOT_EXCLUDED, PROVES, GateResult
+from .gate import NOT_EXCLUDED, PROVES, TOO_FEW, GateResult
 from .ranking import Ranking
 from .recording import Contest, Recording
 
@@ -16,7 +16,7 @@ OUTCOMES = (GAIN, REFUSED, THROTTLED, UNDECIDED, NOT_ASKED, SKIPPED, UNCHANGED) 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows for one kernel. outcome: one of OUTCOMES; now: the schedule in place; proposed: another that is faster alone,
+    """The decision on one kernel. outcome: one of OUTCOMES; now: the schedule in place; proposed: another that is faster alone,
     None where there is none; times_now and times: of the two; alone: proposed over now; full_model: intervals by mode, new over
     old, of this change or of all accepted changes together (`together`)."""
 
@@ -67,8 +67,8 @@ def _decision(contest: Contest, ranking: Ranking, gate: GateResult | None, promo
 def _outcome(contest: Contest, ranking: Ranking, gate: GateResult | None, promotable: bool) -> tuple[str, str]:
     """(outcome, why)."""
     kernel, incumbent = contest.kernel, contest.incumbent
-    if contest.throttled:
-        return THROTTLED, "throttling left too few rounds: the next run times it again"
+    if contest.throttled or (gate and gate.throttled(kernel)):
+        return THROTTLED, f"{TOO_FEW if contest.finished else 'throttling left too few rounds'}: the next run times it again"
     if not contest.finished:
         return UNDECIDED, "out of time: the next run goes on"
     if ranking.winner is None:

@@ -1,4 +1,4 @@
-"""What the gate found of candidates, cheapest check first, as values: no GPU, no decoder.
+"""Results of the gate for candidates, cheapest check first, as values: no GPU, no decoder.
 
     reference, rows, determinism, numerics class   by `worker.checks`, for every candidate, before it is timed
     class rule                                     a schedule of another class never enters by speed
@@ -19,12 +19,13 @@ from ....shapes.fields import Count, Digest, Fields
 from ...errors import RecordingError
 
 TIMED = re.compile(r"(together: )?(\w+): the interval of the full model's time, new over old, .*: (\d+\.?\d*) to (\d+\.?\d*)")
+TOO_FEW = "throttling left too few pairs of the full model's times"
 PROVES, NOT_EXCLUDED = "proves a slowdown", "doesn't exclude a slowdown"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a candidate failed. stage: launch, reference, rows, determinism, crash or hang."""
+    """The check that a candidate failed. stage: launch, reference, rows, determinism, crash or hang."""
 
     stage: str
     detail: str
@@ -32,7 +33,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks of one candidate found. error: relative RMS against fp64; numerics_class: where all passed."""
+    """Results of one candidate's checks. error: relative RMS against fp64; numerics_class: where all passed."""
 
     checks: Mapping[str, Checks] = field(default_factory=dict)
     error: float | None = None
@@ -42,7 +43,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the full model found with new schedules in place of the old. full_model: by mode, time new over old; failure: None
+    """The full model's answer with new schedules in place of the old. full_model: by mode, time new over old; failure: None
     where they may be promoted."""
 
     checks: Mapping[str, Checks] = field(default_factory=dict)
@@ -58,15 +59,19 @@ NOT_ASKED = Agreement()
 
 @dataclass
 class GateResult:
-    """What may be promoted. accepted: by kernel the fastest candidate, or the incumbent where the fastest is rejected; agreement:
-    of all of them together; rejected and would_differ: why, by kernel; measured: by kernel, what its own change did to the full
-    model, where it was asked alone."""
+    """The candidates that may be promoted. accepted: by kernel, the fastest candidate, or the incumbent where that is rejected;
+    agreement: of all of them together; rejected and would_differ: why, by kernel; measured: by kernel, times of the full model
+    with this change alone, where it was asked alone."""
 
     accepted: dict[str, str] = field(default_factory=dict)
     agreement: Agreement = NOT_ASKED
     rejected: dict[str, str] = field(default_factory=dict)
     would_differ: dict[str, str] = field(default_factory=dict)
     measured: dict[str, dict[str, Paired]] = field(default_factory=dict)
+
+    def throttled(self, kernel: str) -> bool:
+        """Whether throttling is why a change was not judged."""
+        return TOO_FEW in self.rejected.get(kernel, "")
 
     def slowdown(self, kernel: str) -> tuple[str, tuple[float, float]] | None:
         """(mode, interval) of the full model's time for which a change was rejected; None where it was for another reason."""
@@ -116,8 +121,7 @@ def checked_of(stored: StoredChecked, where: str) -> Checked:
 
 
 def gate_of(fields: Fields) -> GateResult:
-    """Slowdowns that were recorded before `proves` and `doesn't exclude` were told apart are told apart here. Raises the fields'
-    error."""
+    """Old recordings said `doesn't exclude a slowdown` of proven ones too: corrected here. Raises the fields' error."""
     found = fields.read(GateResult)
     _require_passed(found.agreement.checks, fields.where)
     for kernel, why in found.rejected.items():

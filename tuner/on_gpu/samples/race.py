@@ -2,7 +2,7 @@
 
 Successive halving on intervals. Every rung times all that are left in turns, twice as often as the rung before; then those
 whose interval lies wholly above the best's go, and of the rest the slower half. Candidates race within their group: another
-numerics class never pushes out the one that may be promoted, and of each other class the best is kept to say what it would
+numerics class never pushes out the one that may be promoted, and of each other class the best is kept to show its
 gain. The last in the race are confirmed with fresh samples, which alone decide: a lucky sample doesn't win.
 """
 

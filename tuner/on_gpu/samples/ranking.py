@@ -1,8 +1,8 @@
 """From samples to the fastest candidate: a pure function, the same on a live run and on a replay.
 
-A candidate is claimed to be faster or slower where each of the worker processes that confirm it finds it so beyond noise, and the
-difference is larger than the resolution that the run's own confirmations show, and than the processes differ among themselves.
-Everything else is a tie.
+A candidate is claimed to be faster or slower where each of the worker processes that confirm it finds it so beyond noise, and
+the difference is larger than the resolution that the run's own confirmations show, and than the difference between the
+processes. Everything else is a tie.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ SAME_BITS_NEEDED = "its bits differ: promotable as a new recipe alone"
 
 @dataclass(frozen=True)
 class Rule:
-    """What a claim takes. processes: that must agree; resolution: a smaller difference is a tie, as a share of the time; None:
-    the run resolves nothing."""
+    """The conditions of a claim. processes: that must agree; resolution: a smaller difference is a tie, as a share of the time;
+    None: the run resolves nothing."""
 
     processes: int
     resolution: float | None
@@ -32,7 +32,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Claim:
-    """What may be said of a candidate against the incumbent. says: faster, slower, tie or not timed; why: of a tie or nothing."""
+    """The verdict on a candidate against the incumbent. says: faster, slower, tie or not timed; why: of a tie or nothing."""
 
     says: str
     why: str = ""
@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Place:
-    """One candidate's place. versus: its time over the incumbent's; confirmed: by fresh samples; why: it isn't the fastest."""
+    """One candidate's place. versus: its time over the incumbent's; confirmed: by fresh samples."""
 
     name: str
     schedule: Schedule
@@ -100,16 +100,16 @@ def rank(contest: Contest, recipe: Recipe, rule: Rule) -> Ranking:
 
 
 def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: Rule, comparisons: int) -> Claim:
-    """What the confirmations of several processes allow to be said of a candidate.
+    """The verdict that the confirmations of several processes allow.
 
     comparisons: how many are made at once."""
     each = [p for listed in confirmed.values() if (p := paired(ratios(listed, name, base), comparisons))]
     versus = paired(ratios([b for listed in confirmed.values() for b in listed], name, base), comparisons)
     if versus is None:
         return Claim("not timed", "no confirmation has enough rounds left")
-    said = {verdict(p) for p in each}
-    if len(said) > 1 or said == {"tie"}:
-        disagree = {"faster", "slower"} <= said
+    verdicts = {verdict(p) for p in each}
+    if len(verdicts) > 1 or verdicts == {"tie"}:
+        disagree = {"faster", "slower"} <= verdicts
         return Claim("tie", "one process finds it faster and another slower" if disagree else
                      "no difference beyond noise in each process", versus)
     if rule.resolution is None or abs(versus.ratio - 1) <= rule.resolution:
@@ -120,7 +120,7 @@ def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: 
         return Claim("tie", f"the processes differ by as much: {100 * spread:.1f}%", versus)
     if len(each) < rule.processes:
         return Claim("tie", f"confirmed in {len(each)} of {rule.processes} processes", versus)
-    return Claim(said.pop(), "", versus)
+    return Claim(verdicts.pop(), "", versus)
 
 
 def timed_batches(contest: Contest, name: str) -> tuple[list[Batch], bool]:

@@ -42,7 +42,7 @@ class Entrant:
 
 @dataclass
 class Contest:
-    """What is known of one kernel's candidates. incumbent: the candidate that is in place; founded: the
+    """One kernel's candidates, their checks and samples. incumbent: the candidate that is in place; founded: the
     class that rows of this recipe already have on this SKU, None before the first promotion; shared: what is in place was
     promoted with a decoder's evidence; finished: nothing is left to measure."""
 
@@ -68,7 +68,7 @@ class Contest:
         return [n for n in self.entrants if n in self.checked and not self.failure(n)]
 
     def base(self) -> str | None:
-        """What all are compared with: the incumbent, or, where that is wrong, the first that is right."""
+        """The one that all are compared with: the incumbent, or, where that is wrong, the first that is right."""
         fit = self.fit()
         return self.incumbent if self.incumbent in fit else next(iter(fit), None)
 
@@ -127,7 +127,7 @@ class Recording:
     processes: int = PROCESSES
 
     def conditions(self) -> dict[str, str]:
-        """What must be the same for a second run to go on from the first, beside the machine."""
+        """The values that must be the same for a second run to go on from the first, beside the machine."""
         return {"model": self.model, "target": self.target, "recipe": self.recipe, "Triton": self.toolchain.triton,
                 "ptxas": self.toolchain.ptxas, "flags": str(dict(self.toolchain.flags)), "weights": self.weights,
                 "weights' fingerprint": str(self.weights_fingerprint)}

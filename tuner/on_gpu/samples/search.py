@@ -43,7 +43,7 @@ class Study:
         values = {k: list(dict.fromkeys(c[k] for c in self.candidates.values())) for k in knobs}
         self.space = {k: optuna.distributions.CategoricalDistribution(sorted(v, key=str)) for k, v in values.items()}
         self.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP,
-                                                    constant_liar=False)  # what runs elsewhere is left out here
+                                                    constant_liar=False)  # trials that run elsewhere are left out here
         self.random = random.Random(seed)
         self.optuna = optuna
         self.study = self._opened(storage, f"{name}/{digest}")

@@ -1,4 +1,4 @@
-"""What a run used of its machine: seconds, and calls of compilers that it should not need."""
+"""A run's use of its machine: seconds, and calls of compilers that it should not need."""
 
 from dataclasses import dataclass
 

@@ -83,7 +83,7 @@ def this_machine() -> Machine:
 
 
 def clocks_policy(nvml: Nvml) -> str:
-    """What clocks may do: the power limit, and the clocks that applications are given."""
+    """The limits of the clocks: power, and the clocks that applications are given."""
     module = nvml.module
     limit = nvml.ask("nvmlDeviceGetEnforcedPowerLimit")
     sm, memory = (nvml.ask("nvmlDeviceGetApplicationsClock", clock) for clock in (module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM))

@@ -34,7 +34,7 @@ class Measurer(Protocol):
         """A batch of those that lived (None where none did), and those that died."""
 
     def fresh_process(self) -> None:
-        """What follows is measured in another process than what came before."""
+        """Later calls are measured in another process than earlier ones."""
 
     def usage(self) -> Usage:
         """Seconds and calls so far."""

@@ -111,7 +111,7 @@ def relative_rms(output: "torch.Tensor", reference: "torch.Tensor") -> float:
 
 
 class Factors:
-    """What a linear or a head multiplies. x [terms, pool, K]; weights: copies of w [N, K]; w_scale [N] fp32, for e4m3."""
+    """The factors of a linear or a head. x [terms, pool, K]; weights: copies of w [N, K]; w_scale [N] fp32, for e4m3."""
 
     def __init__(self, shape: LinearShape | HeadShape, make: Operands, pool: int) -> None:
         fp8 = shape.dtype == "e4m3"
@@ -146,7 +146,7 @@ def around(chunk: int, sizes: Sizes) -> list[int]:
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Whatever is allocated in here holds NaN (the greatest integer where it is of integers) until it is written."""
+    """Memory that is allocated in here holds NaN, or the greatest integer, until it is written."""
     import torch
 
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

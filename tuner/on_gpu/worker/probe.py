@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ....schedules.schedule import Schedule
 from ... import pool
 from ...errors import GpuError
+from .gpu_state import read_state
 from .process import at_work, install
 from .tasks import Answer
 from .values import hashed
@@ -33,13 +34,13 @@ TIMED_PROMPT, TIMED_TOKENS = 128, 96  # of one timed request
 DRAFT_LENGTH = 4
 ACCEPTED = (2, 0, 4, 1, 3)  # drafted tokens that are right, round by round
 CAPACITY = 4096
-WALL_SECONDS = 180  # of one task: weights are made, graphs captured, what a partial bundle lacks compiled
+WALL_SECONDS = 180  # of one task: weights are made, graphs captured, kernels compiled that a partial bundle lacks
 FIRST_ID = 100  # below are a tokenizer's bytes and marks
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What to load: a model by shape name with random weights, or weights by path."""
+    """A model to load: by shape name with random weights, or weights by path."""
 
     model: str
     weights: str
@@ -156,7 +157,7 @@ def tokens_of(decoder: "Decoder") -> Tokens:
 
 
 def times_of(old: "Decoder", new: "Decoder", repeats: int) -> Times:
-    """Times of old and new in turns."""
+    """Times of old and new in turns, without pairs that throttling spoilt."""
     prompt = prompt_of(TIMED_PROMPT, old.model.vocab_limit)
     reference = {id(d): list(_request(d, "ar", prompt, TIMED_TOKENS).token_ids) for d in (old, new)}
     found: Times = {"ar": [], "sd": []}
@@ -164,7 +165,7 @@ def times_of(old: "Decoder", new: "Decoder", repeats: int) -> Times:
         for repeat in range(-1, repeats):  # the first warms up
             order = (old, new) if repeat % 2 else (new, old)
             times = {id(d): _token_us(d, mode, prompt, reference[id(d)]) for d in order}
-            if repeat >= 0:
+            if repeat >= 0 and not read_state().throttled:
                 pairs.append((times[id(old)], times[id(new)]))
     return found
 

@@ -1,4 +1,4 @@
-"""What a worker on the GPU needs imported before it is forked. CUDA itself is begun in each worker."""
+"""Imports of a worker on the GPU, made before it is forked. CUDA itself is begun in each worker."""
 
 import torch
 

@@ -13,6 +13,7 @@ from tune_kernels.tuner.on_gpu.full_model import ask_decoder, first_difference
 from tune_kernels.tuner.on_gpu.samples.gate import (
     Checked,
     Failure,
+    GateResult,
     checked_of,
     describe_slowdown,
     other_recipe,
@@ -117,3 +118,16 @@ def test_checks_survive_their_dict(checks: dict[str, Checks], error: float | Non
                                    failure: Failure | None) -> None:
     checked = Checked(checks, error, numerics, failure)
     assert checked_of(stored_checked(checked), "here") == checked
+
+
+def test_a_full_model_that_throttles_decides_nothing() -> None:
+    """F11: two of seven pairs left."""
+    class Hot(Probe):
+        def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule],
+                      repeats: int) -> Mapping[str, Sequence[tuple[float, float]]]:
+            return {mode: pairs[:2] for mode, pairs in super().time_step(old, new, repeats).items()}
+
+    found = ask_decoder(Hot({4: GOOD, 6: GOOD}), OLD, NEW)
+    assert found.failure == "ar: throttling left too few pairs of the full model's times (2 of 7)"
+    assert not found.full_model
+    assert GateResult(rejected={"down": found.failure}).throttled("down")
