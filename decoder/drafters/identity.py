@@ -1,8 +1,9 @@
-"""Which target a drafter belongs to: sizes and tokenizer, as SHA-256. Names and paths say nothing."""
+"""Which target a drafter belongs to: sizes and vocabulary, as SHA-256. Names and paths say nothing."""
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...shapes.model import ModelShape
@@ -14,14 +15,19 @@ DIGITS = 3  # of the norm's epsilon: GGUF files keep it in fp32
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """shape: digest of the target's sizes; tokenizer: fingerprint of its vocabulary and special ids."""
+    """shape: digest of the target's sizes; vocabulary: of its tokens and their ids. Special tokens aren't in it: releases of
+    transformers differ in which they find in a GGUF file (5.17: 2, 5.24: 3 for SmolLM2)."""
 
     shape: str
-    tokenizer: str
+    vocabulary: str
 
 
 def identity_of(shape: ModelShape, tokenizer: Tokenizer) -> TargetIdentity:
     """Equal for one model in several files, such as a GGUF file and a Hugging Face folder."""
     sizes = {name: value for name, value in dataclasses.asdict(shape).items() if name not in NAMES}
     sizes["rms_norm_eps"] = f"{shape.rms_norm_eps:.{DIGITS}g}"
-    return TargetIdentity(hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest(), tokenizer.fingerprint())
+    return TargetIdentity(_digest(sizes), _digest(tokenizer.inner.get_vocab()))
+
+
+def _digest(table: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

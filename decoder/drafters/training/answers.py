@@ -66,7 +66,8 @@ class Sampler:
         return answer(self.target, chats, kinds, self.new_tokens, temperature, choice.getrandbits(32))
 
     def _followed_up(self, prompt: TrainingPrompt, first: Answer, choice: random.Random) -> Conversation:
-        text = self.target.tokenizer.decode(first.ids[first.start:].tolist())
+        ids = [i for i in first.ids[first.start:].tolist() if i not in self.target.eos_ids]  # not every tokenizer hides them
+        text = self.target.tokenizer.decode(ids)
         return [*_asked(prompt), {"role": "assistant", "content": text},
                 {"role": "user", "content": choice.choice(self.prompts.follow_ups)}]
 

@@ -9,10 +9,10 @@ from ...checkpoint.loader import load_checkpoint
 from ...checkpoint.weights import fingerprint
 from ...errors import LoadError
 from ...request.tokenizer import load_tokenizer
+from ..card import Card, DataFacts, KindResult, TargetFacts, TrainingFacts, hardware_of, versions, write_card
 from ..eagle3_checkpoint import expected_tensors as eagle3_tensors
 from ..identity import identity_of
 from .answers import TEMPERATURES, Answer, Sampler, load_answers, save_answers
-from .card import Card, DataFacts, TargetFacts, TrainingFacts, hardware_of, results_of, versions, write_card
 from .curve import Line, curve_svg
 from .export import WEIGHTS, drafter_shape, stored_network, write_drafter
 from .prompts import PromptSet, load_prompts
@@ -113,6 +113,11 @@ def publish(trainer: Trainer, taus: dict[str, Tau], target: TargetFacts, prompts
     draft.rmdir()
     progress(f"{out}: tau {card.tau():.3f} from the stored weights ({settings.storage}, {card.bytes} bytes)")
     return card
+
+
+def results_of(taus: dict[str, Tau]) -> tuple[KindResult, ...]:
+    return tuple(KindResult(kind, t.draft_length, t.emitted, t.rounds, round(t.tokens_per_round, 4),
+                            tuple(round(a, 4) for a in t.acceptance)) for kind, t in taus.items())
 
 
 def data_facts(trainer: Trainer, prompts: PromptSet) -> DataFacts:

@@ -26,7 +26,7 @@ from .vocabulary import coverage, draft_vocabulary
 from .work import Work
 
 STATE = "state.pt"
-CALIBRATION = (10, 30)  # steps between which the time of one is measured
+CALIBRATION = (30, 60)  # steps between which the time of one is measured; the first ones take longer
 MARGIN = 0.97  # of the time that is left for steps
 LOWEST = 0.03  # of the learning rate, at the end
 CLIP = 1.0  # norm of the gradient

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.checkpoint.loader import load_checkpoint
 from tune_kernels.decoder.cli import main
+from tune_kernels.decoder.drafters.card import Card, read_card
 from tune_kernels.decoder.drafters.training.answers import Answer
 from tune_kernels.decoder.drafters.training.batches import collate, epoch
-from tune_kernels.decoder.drafters.training.card import Card, read_card
 from tune_kernels.decoder.drafters.training.export import write_drafter
 from tune_kernels.decoder.drafters.training.loss import DECAY, training_loss
 from tune_kernels.decoder.drafters.training.prompts import load_file as load_groups

@@ -11,10 +11,9 @@ from typing import Literal
 
 import torch
 
-from ....shapes.fields import read_fields
-from ...errors import LoadError
-from ..identity import TargetIdentity
-from .tau import Tau
+from ...shapes.fields import read_fields
+from ..errors import LoadError
+from .identity import TargetIdentity
 
 JSON, MARKDOWN = "card.json", "card.md"
 PACKAGES = ("tune-kernels", "torch", "transformers", "safetensors")
@@ -92,11 +91,6 @@ class Card:
         return next(r.tau for r in self.stored_results if r.kind == kind)
 
 
-def results_of(taus: Mapping[str, Tau]) -> tuple[KindResult, ...]:
-    return tuple(KindResult(kind, t.draft_length, t.emitted, t.rounds, round(t.tokens_per_round, 4),
-                            tuple(round(a, 4) for a in t.acceptance)) for kind, t in taus.items())
-
-
 def hardware_of(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -134,7 +128,7 @@ def as_markdown(card: Card, curve: str) -> str:
     data, training = card.data, card.training
     rows = [("target", f"{card.target.source}, features after layers {', '.join(map(str, card.target.feature_layers))}"),
             ("target's weights", card.target.weights), ("target's sizes", card.target.identity.shape),
-            ("target's tokenizer", card.target.identity.tokenizer),
+            ("target's vocabulary", card.target.identity.vocabulary),
             ("prompts", f"{data.prompts}: {data.training_prompts} for training, {data.held_out_prompts} held out"),
             ("answers", f"{data.answers}, {data.answer_tokens} tokens, sampled from the target at temperatures "
              f"{', '.join(map(str, data.temperatures))}"),
