@@ -109,7 +109,7 @@ def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def take(tensors: Tensors, names: Iterable[str]) -> torch.Tensor:
-    """The named tensors stacked on their first axis, and out of the dictionary, so that each is used once."""
+def pop_stacked(tensors: Tensors, names: Iterable[str]) -> torch.Tensor:
+    """The named tensors stacked on their first axis. They leave the dictionary: each is used once."""
     parts = [tensors.pop(name) for name in names]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

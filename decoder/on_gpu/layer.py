@@ -22,7 +22,7 @@ from ...kernels.rope import rope_append
 from ...schedules.recipe import Precision, Recipe
 from ...schedules.schedule import StepSchedules
 from ...shapes.model import AttentionShape, MergeShape, ModelShape
-from ..checkpoint.weights import Tensors, take
+from ..checkpoint.weights import Tensors, pop_stacked
 from ..errors import LoadError
 from .cache import Pass
 from .packing import Packed, pack
@@ -66,9 +66,9 @@ class PackedLayer:
 def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> PackedLayer:
     """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
     def packed(*names: str, bias: bool = False, turns: bool = False) -> Packed:
-        w = take(tensors, [f"{prefix}{name}.weight" for name in names])
+        w = pop_stacked(tensors, [f"{prefix}{name}.weight" for name in names])
         w = interleave(w) if turns else w
-        b = take(tensors, [f"{prefix}{name}.bias" for name in names]) if bias else None
+        b = pop_stacked(tensors, [f"{prefix}{name}.bias" for name in names]) if bias else None
         return pack(w, precision, device, b)
 
     def vector(name: str) -> torch.Tensor:

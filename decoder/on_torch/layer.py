@@ -11,7 +11,7 @@ import torch
 from ...schedules.recipe import Precision
 from ...shapes.model import ModelShape
 from ..checkpoint.rope import rope_table
-from ..checkpoint.weights import Tensors, take
+from ..checkpoint.weights import Tensors, pop_stacked
 from ..rows import Rows
 from .cache import append, read
 from .linear import TORCH, Linear, make_linear
@@ -84,8 +84,8 @@ def make_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bo
     dtype = TORCH[precision.attention]
 
     def linear(*names: str, bias: bool = False) -> Linear:
-        w = take(tensors, [f"{prefix}{name}.weight" for name in names]).to(device)
-        b = take(tensors, [f"{prefix}{name}.bias" for name in names]).to(device) if bias else None
+        w = pop_stacked(tensors, [f"{prefix}{name}.weight" for name in names]).to(device)
+        b = pop_stacked(tensors, [f"{prefix}{name}.bias" for name in names]).to(device) if bias else None
         return make_linear(w, precision, b)
 
     qkv = [f"self_attn.{name}_proj" for name in "qkv"]
