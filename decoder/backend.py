@@ -4,16 +4,13 @@ Token ids go in, hidden rows come out; the engine never sees a weight. A backend
 schedules, and must be row-invariant on its own. `torch` is the reference and runs anywhere.
 """
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..schedules.promoted import PromotedSchedule
-from ..shapes.fields import nearest
 from ..shapes.model import ModelShape
 from .drafter import Drafter
-from .errors import LoadError
 from .selection import Options
 from .stats import Stats
 
@@ -21,12 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from ..schedules.recipe import Recipe
     from .checkpoint.loader import Checkpoint
     from .checkpoint.weights import Tensors
     from .rows import Cache, Rows
-
-BACKENDS = {"torch": ".on_torch.model:load_torch_model", "triton": ".on_gpu.model:load_triton_model"}
 
 
 @dataclass
@@ -133,7 +127,8 @@ class Model(Protocol):
         """[rows, vocab_size] in fp32."""
 
     def greedy(self, final: "torch.Tensor") -> list[int]:
-        """The winning token of each row, the lowest id on ties. Never beyond `vocab_limit`."""
+        """The winning token of each row, the lowest id on ties, never beyond `vocab_limit`; -1 for a row without an answer: its
+        largest logit is NaN or infinite."""
 
     def device_rounds(self, request: RequestState, cache: "Cache", plan: RoundPlan) -> Iterator[None] | None:
         """The rounds of a greedy request without log-probabilities, run by the device itself; None where it can't run this plan.
@@ -144,6 +139,9 @@ class Model(Protocol):
 
     def project(self, index: int, kernel: str, x: "torch.Tensor") -> "torch.Tensor":
         """One projection of one layer (qkv, o, gate_up, down) on rows x, for the reference check: [rows, N]."""
+
+    def sibling(self, checkpoint: "Checkpoint", device: "torch.device", options: Options) -> "Model":
+        """Another checkpoint on the same backend under the same recipe: a small model that drafts for this one."""
 
     def limit_vocabulary(self, size: int) -> None:
         """From now on no id at or beyond `size` (the tokenizer's) is ever emitted."""
@@ -169,28 +167,7 @@ class DraftNetwork(Protocol):
         """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
 
     def greedy(self, final: "torch.Tensor") -> list[int]:
-        """The winning target id of each row."""
+        """The winning target id of each row; -1 for a row without an answer, as in Model."""
 
     def rows_over_target(self, final: "torch.Tensor") -> "np.ndarray":
         """The logits over target ids, [rows, V] fp32, -inf at ids that the drafter doesn't know."""
-
-
-def load_model(checkpoint: "Checkpoint", recipe: "Recipe", backend: str | None, device: "torch.device",
-               options: Options | None = None) -> Model:
-    """A model on the named backend; None picks `triton` on a GPU where the recipe has schedules for it, else `torch`.
-
-    Raises:
-        LoadError: an unknown backend; what the backend refuses.
-    """
-    name = backend or default_backend(recipe, device)
-    if name not in BACKENDS:
-        raise LoadError(f"unknown backend {name!r}{nearest(name, BACKENDS)}", expected=f"one of {', '.join(BACKENDS)}")
-    module, function = BACKENDS[name].split(":")
-    load = getattr(importlib.import_module(module, __package__), function)
-    model: Model = load(checkpoint, recipe, device, options or Options())
-    return model
-
-
-def default_backend(recipe: "Recipe", device: "torch.device") -> str:
-    """The backend that a device gets when the caller names none."""
-    return "triton" if device.type == "cuda" and recipe.defaults else "torch"

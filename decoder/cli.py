@@ -399,7 +399,7 @@ def train_drafter(device: str | None, as_json: bool, **given: Any) -> None:
     from .drafters.training.settings import Settings, sizes_for
     from .drafters.training.train import refuse_cpu
     from .drafters.training.train import train_drafter as train
-    from .engine import torch_device
+    from .loading import torch_device
 
     settings, place = Settings(**given), torch_device(device)
     if device is None and place.type == "cpu":

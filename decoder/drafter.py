@@ -1,8 +1,8 @@
-"""What the engine asks of a drafter, and the choice of likely outcomes for SSD.
+"""The interface between the engine and a drafter, and the choice of likely outcomes for SSD.
 
-Words: a round begins with n tokens, the last of which (the pending one) is in no cache yet. The drafter proposes up
-to K tokens; the target accepts the first `accepted` of them and adds its own recovery token. An outcome is
-(accepted, recovery token). A drafter never changes what is emitted, only how fast.
+Words: a round begins with n tokens, the last of which (the pending one) is in no cache yet. The drafter proposes up to K
+tokens; the target accepts the first `accepted` of them and adds its own recovery token. An outcome is (accepted, recovery
+token). A drafter decides how fast tokens are emitted and never which: request/drafting.py checks every answer.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,15 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """feature_layers: target layers whose output it wants to see, or none. It may have a `max_rows`: see there."""
+    """feature_layers: indices of the target layers whose output it reads, or none. It may have a `max_rows`: see there. Its
+    methods are called one at a time, from a thread of the request's own."""
 
     name: str
     feature_layers: tuple[int, ...]
 
     def start(self, tokens: list[int], features: "torch.Tensor | None", chooser: Chooser) -> None:
-        """A new request: the prompt's tokens and the first emitted one; features of the prompt's rows. Forgets the
-        last."""
+        """A new request: the prompt's tokens and the first emitted one; features of the prompt's rows. Nothing of an earlier
+        request is kept."""
 
     def draft(self, tokens: list[int], length: int) -> list[int]:
         """At most `length` tokens to follow `tokens`."""
@@ -57,10 +58,22 @@ class Drafter(Protocol):
         outcomes."""
 
 
+def name_of(drafter: Drafter) -> str:
+    """A drafter's name as messages show it: its type's where it has none."""
+    try:
+        return str(drafter.name)[:40]
+    except Exception:  # an attribute that is missing or fails
+        return type(drafter).__name__
+
+
 def max_rows(drafter: Drafter) -> int | None:
-    """Rows of one pass over a drafter's network, where that bounds its drafts: K + 1 must be at most as many."""
-    rows: int | None = getattr(drafter, "max_rows", None)
-    return rows
+    """Rows of one pass over a drafter's network, where that bounds its drafts: K + 1 must be at most as many. None for anything
+    but an int."""
+    try:
+        rows = getattr(drafter, "max_rows", None)
+    except Exception:  # an attribute that fails is a drafter's fault, not a request's
+        return None
+    return rows if isinstance(rows, int) and rows > 1 else None
 
 
 def likely_outcomes(scores: Sequence[np.ndarray], draft: Sequence[int], branches: int) -> list[OutcomeKey]:

@@ -1,28 +1,33 @@
 """How a token is chosen from a row of logits: greedily, or by a seeded draw.
 
-A draw at index i of the sequence adds Gumbel noise to logits / temperature and takes the maximum (Gumbel 1954;
-"Gumbel-max trick"), which samples the softmax exactly. The noise of index i comes from (seed, i) alone, so every
-decoder draws the same token there from the same logits. Speculation keeps a drafted token where it equals the
-target's draw: for a draft d that happens with probability p(d), and otherwise the draw is distributed as p without
-d, which is rejection sampling (Leviathan, Kalman, Matias 2023) with a drafter that puts all its mass on d. So
-sampling is lossless, and identical in AR, SD and SSD. What it costs: a drafter that draws from q with the same noise is
-right with probability (1 - TV) / (1 + TV) at least, where rejection sampling on q reaches 1 - TV, TV being the total
-variation distance of p and q (Daliri, Musco, Suresh 2024, "Coupling without communication and drafter-invariant
-speculative decoding").
+A draw at index i of the sequence adds Gumbel noise to logits / temperature and takes the maximum (Gumbel 1954; "Gumbel-max
+trick"), which samples the softmax exactly. The noise of index i comes from (seed, i) alone, so every decoder draws the same
+token there from the same logits. Speculation keeps a drafted token that equals the target's draw: for a draft d that happens
+with probability p(d), and otherwise the draw is distributed as p without d. That is rejection sampling (Leviathan, Kalman,
+Matias 2023) with a drafter that puts all its mass on d. So sampling is lossless, and identical in AR, SD and SSD. The cost: a
+drafter that draws from q with the same noise is right with probability (1 - TV) / (1 + TV) at least, where rejection sampling
+on q reaches 1 - TV; TV is the total variation distance of p and q (Daliri, Musco, Suresh 2024, "Coupling without communication
+and drafter-invariant speculative decoding").
 """
 
-import math
-import os
 from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import RequestError
+from .errors import NumericsError
+
+SEEDS = 2**64  # of the generator's key: seeds are 0..SEEDS - 1 and no two of them draw alike
+
+
+def no_answer(whose: str = "model") -> NumericsError:
+    """For a row of logits without an answer: its largest one is NaN or infinite."""
+    return NumericsError(f"the {whose}'s logits hold NaN or infinity", expected="finite logits",
+                         action="check the weights; try another recipe")
 
 
 @dataclass(frozen=True)
 class Chooser:
-    """temperature 0: argmax of the logits, lowest id on ties; top_p and seed then mean nothing."""
+    """temperature 0: argmax of the logits, lowest id on ties; top_p and seed then mean nothing. seed: 0..2^64 - 1."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -33,18 +38,25 @@ class Chooser:
         return self.temperature == 0
 
     def scores(self, logits: np.ndarray, index: int) -> np.ndarray:
-        """What the chosen token of sequence index `index` maximises: logits [vocab_size] in fp32; the same size."""
+        """The values whose largest one is chosen at sequence index `index`: logits [vocab_size] in fp32; the same size.
+
+        Raises:
+            NumericsError: the largest logit is NaN or infinite.
+        """
+        if not np.isfinite(logits.max()):
+            raise no_answer()
         if self.greedy:
             return logits
         scaled = logits.astype(np.float64) / self.temperature
         if self.top_p < 1:
             scaled = np.where(nucleus(scaled, self.top_p), scaled, -np.inf)
-        uniform = np.random.Generator(np.random.Philox(key=[self.seed, index])).random(logits.shape[0])
+        key = np.array([self.seed, index], dtype=np.uint64)
+        uniform = np.random.Generator(np.random.Philox(key=key)).random(logits.shape[0])
         with np.errstate(divide="ignore"):
             return scaled - np.log(-np.log(uniform))
 
     def choose(self, logits: np.ndarray, index: int) -> int:
-        """The token at sequence index `index`; the lowest id where scores tie."""
+        """The token at sequence index `index`; the lowest id where scores tie. Raises NumericsError as `scores`."""
         return int(np.argmax(self.scores(logits, index)))
 
 
@@ -57,21 +69,6 @@ def nucleus(scaled: np.ndarray, top_p: float) -> np.ndarray:
     mask = np.zeros(p.shape[0], dtype=bool)
     mask[order[:count]] = True
     return mask
-
-
-def make_chooser(temperature: float, top_p: float, seed: int | None) -> Chooser:
-    """A chooser with a seed of its own where none is given.
-
-    Raises:
-        RequestError: a temperature below 0, a top_p outside (0, 1], a negative seed.
-    """
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise RequestError(f"temperature is {temperature}", expected="0 (greedy) or a positive number")
-    if not 0 < top_p <= 1:
-        raise RequestError(f"top_p is {top_p}", expected="above 0 and at most 1")
-    if seed is not None and not 0 <= seed < 2**64:
-        raise RequestError(f"seed is {seed}", expected="a whole number from 0 to 2^64 - 1")
-    return Chooser(float(temperature), float(top_p), int.from_bytes(os.urandom(8), "little") if seed is None else seed)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a request cost and what its drafter was worth. Ratios are pooled over the request, never averaged per round."""
+"""The cost of a request and the worth of its drafter. Ratios are pooled over the request, never averaged per round."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclass
 class Stats:
-    """drafted and accepted count what was verified and kept: of a round that an end cut short, the drafted tokens
-    past the cut count in neither. emitted: tokens of rounds; the first token of a request comes from the prompt's
-    pass.
+    """drafted and accepted count what was verified and kept: of a round that an end cut short, the drafted tokens past the cut
+    count in neither. emitted: tokens of rounds; the first token of a request comes from the prompt's pass. drafter_faults:
+    answers of the drafter that were missing, late or wrong, and on the device drafts beside which the target had no answer;
+    warnings names the first.
 
     Times in seconds. overlap_s: time in which drafter and target worked at once; sync_s: time the target waited for
     the drafter's branches; host_s: Python's own work in rounds on the device, waiting not counted;
-    capture_s: graphs captured before the first round, in neither prefill_s nor decode_s. drafter_faults: drafts that held no
-    tokens, or beside which the target had no answer.
+    capture_s: graphs captured before the first round, in neither prefill_s nor decode_s.
 """
 
     mode: str = "ar"
@@ -25,7 +25,6 @@ class Stats:
     emitted: int = 0
     branch_hits: int = 0
     branch_misses: int = 0
-    stale_replies: int = 0
     drafter_faults: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0

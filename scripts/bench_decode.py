@@ -24,9 +24,9 @@ import torch
 import triton
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.bench.bench import scripted_hits, scripted_pattern
-from tune_kernels.decoder.drafters.load import load_drafter
+from tune_kernels.decoder.drafters.load import DrafterPlan, load_drafter
 from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
-from tune_kernels.decoder.engine import torch_device
+from tune_kernels.decoder.loading import torch_device
 from tune_kernels.decoder.on_gpu.graphs import WARM_UP
 from tune_kernels.decoder.on_gpu.profile import (
     graph_us,
@@ -177,7 +177,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     def drafter_on(place: torch.device) -> Any:
         name = f"random:{options.seed}:{options.drafter}"
-        return load_drafter(name, model, None, decoder.recipe, "triton", place, 4096, choice)
+        return load_drafter(name, DrafterPlan(model, None, decoder.recipe, place, 4096, choice))
 
     def scripted(own: Any, hit_rate: float = 1.0) -> Callable[[list[int]], ScriptedDrafter]:
         return lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, scripted_hits(hit_rate), own)

@@ -14,13 +14,12 @@ from typing import Any
 import click
 import torch
 from tune_kernels.decoder import Decoder
-from tune_kernels.decoder.backend import default_backend
 from tune_kernels.decoder.checks.agreement import Delayed
 from tune_kernels.decoder.drafter import Drafter
 from tune_kernels.decoder.drafters.ngram import NGramDrafter
 from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
-from tune_kernels.decoder.engine import torch_device
+from tune_kernels.decoder.loading import default_backend, torch_device
 from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.shapes.model import ModelShape
 

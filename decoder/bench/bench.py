@@ -19,8 +19,10 @@ from typing import Any
 import torch
 
 from ..drafters.scripted import ScriptedDrafter
-from ..engine import Decoder, Result, torch_device
+from ..engine import Decoder
 from ..errors import RequestError
+from ..loading import torch_device
+from ..request.stream import Result
 from ..stats import Stats
 from .naive import Naive
 

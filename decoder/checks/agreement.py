@@ -14,7 +14,8 @@ from ..drafter import Branch, Drafter, Outcome, max_rows
 from ..drafters.ngram import NGramDrafter
 from ..drafters.scripted import ScriptedDrafter
 from ..drafters.small_model import SmallModelDrafter
-from ..engine import Decoder, Result
+from ..engine import Decoder
+from ..request.stream import Result
 from ..rows import Appended
 from ..sampling import Chooser
 from .check import Check

@@ -88,9 +88,9 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
 
 def load_decoder(plan: Plan, recipe: str, drafter: str | None) -> Decoder:
     """The plan's model under a recipe."""
-    return Decoder.load(plan.weights, plan.model, recipe, drafter, plan.backend, plan.device, plan.drafter_device,
-                        capacity=plan.capacity, schedules=plan.schedules, allow_untuned=plan.allow_untuned,
-                        graphs=not plan.no_graphs)
+    return Decoder.load(plan.weights, model=plan.model, recipe=recipe, drafter=drafter, backend=plan.backend, device=plan.device,
+                        drafter_device=plan.drafter_device, capacity=plan.capacity, schedules=plan.schedules,
+                        allow_untuned=plan.allow_untuned, graphs=not plan.no_graphs)
 
 
 def text_ids(decoder: Decoder, plan: Plan) -> list[int]:

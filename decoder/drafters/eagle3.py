@@ -12,7 +12,7 @@ import torch
 from ..backend import DraftNetwork, Step
 from ..drafter import Branch, Outcome, likely_outcomes
 from ..rows import Appended, Branches
-from ..sampling import Chooser
+from ..sampling import Chooser, no_answer
 
 FEED = 128  # rows of one pass over a prompt
 
@@ -75,7 +75,10 @@ class Eagle3Drafter:
 
     def _choose(self, final: torch.Tensor, indices: list[int]) -> list[int]:
         if self.chooser.greedy:
-            return self.model.greedy(final)
+            chosen = self.model.greedy(final)
+            if min(chosen) < 0:
+                raise no_answer("drafter")
+            return chosen
         return [self.chooser.choose(row, i) for row, i in zip(self.model.rows_over_target(final), indices)]
 
     def accept(self, outcome: Outcome) -> None:

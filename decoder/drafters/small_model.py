@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..backend import Model
 from ..drafter import Branch, Outcome, likely_outcomes
 from ..rows import Appended, Branches, Cache
-from ..sampling import Chooser
+from ..sampling import Chooser, no_answer
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +19,13 @@ FEED = 128  # rows of one pass over a prompt
 
 
 def choose_rows(model: Model, final: "torch.Tensor", chooser: Chooser, indices: list[int]) -> list[int]:
-    """The token that `chooser` takes from each row, for the sequence indices given."""
+    """The token that `chooser` chooses from each row, for the sequence indices given. Raises NumericsError where a row has
+    none."""
     if chooser.greedy:
-        return model.greedy(final)
+        chosen = model.greedy(final)
+        if min(chosen) < 0:
+            raise no_answer("drafter")
+        return chosen
     return [chooser.choose(row, index) for row, index in zip(model.logits(final).cpu().numpy(), indices)]
 
 

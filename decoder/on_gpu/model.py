@@ -121,9 +121,11 @@ class TritonModel(DeviceNetwork):
         with self.lock, torch.inference_mode(), on(self.device):
             for part in final.split(self.head_schedule.row_tile):
                 found += self.launch_head(part.contiguous()).tolist()
-        if min(found) < 0:
-            raise nan_error()
         return found
+
+    def sibling(self, checkpoint: Checkpoint, device: torch.device, options: Options) -> "TritonModel":
+        """See backend.Model.sibling."""
+        return load_triton_model(checkpoint, self.recipe, device, options)
 
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
         """See backend.Model.project."""

@@ -65,8 +65,10 @@ class Eagle3Model:
         return self.head(final).masked_fill(self.beyond, -torch.inf)
 
     def greedy(self, final: torch.Tensor) -> list[int]:
-        """The winning target id of each row."""
-        ids: list[int] = self.ids[argmax(self.logits(final))].tolist()
+        """The winning target id of each row; -1 where its largest logit is NaN or infinite."""
+        logits = self.logits(final)
+        answered = logits.amax(dim=-1).isfinite()
+        ids: list[int] = torch.where(answered, self.ids[argmax(logits).clamp(max=len(self.ids) - 1)], -1).tolist()
         return ids
 
     def rows_over_target(self, final: torch.Tensor) -> np.ndarray:

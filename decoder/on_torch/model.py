@@ -10,7 +10,6 @@ from ...shapes.model import ModelShape
 from ..backend import BackendNotes, DraftWeights, Hidden, RequestState, RoundPlan
 from ..checkpoint.loader import Checkpoint
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
-from ..errors import NumericsError
 from ..rows import Cache, Rows
 from ..selection import Options
 from .cache import KVCache
@@ -77,12 +76,11 @@ class TorchModel:
         return logits
 
     def greedy(self, final: torch.Tensor) -> list[int]:
-        """See backend.Model.greedy. Raises NumericsError where a row's logits hold NaN."""
-        winners: list[int] = argmax(self.logits(final)).tolist()
-        if max(winners) >= self.shape.vocab_size:
-            raise NumericsError("the model's logits hold NaN", expected="finite logits",
-                                action="check the weights; try the fp32 recipe")
-        return winners
+        """See backend.Model.greedy."""
+        logits = self.logits(final)
+        answered = logits.amax(dim=-1).isfinite()
+        ids: list[int] = torch.where(answered, argmax(logits), -1).tolist()
+        return ids
 
     def device_rounds(self, request: RequestState, cache: Cache, plan: RoundPlan) -> None:
         """None: every round is driven from Python."""
@@ -90,6 +88,10 @@ class TorchModel:
     def draft_network(self, weights: DraftWeights, device: torch.device, options: Options) -> Eagle3Model:
         """See backend.Model. It has no schedules, so the options mean nothing to it."""
         return Eagle3Model(weights, self.recipe, device, self.vocab_limit)
+
+    def sibling(self, checkpoint: Checkpoint, device: torch.device, options: Options) -> "TorchModel":
+        """See backend.Model.sibling."""
+        return load_torch_model(checkpoint, self.recipe, device, options)
 
     def project(self, index: int, kernel: str, x: torch.Tensor) -> torch.Tensor:
         """See backend.Model.project."""

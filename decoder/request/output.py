@@ -1,13 +1,25 @@
-"""What a request has given so far, and the moment it ends: end-of-sequence ids, stop ids, stop strings, the limit.
+"""The output of a request so far, and its end: end-of-sequence ids, stop ids, stop strings, the limit.
 
-Tokens are taken one at a time, whatever the size of a round, so a round ends exactly where one-token decoding would.
+Tokens are added one at a time, whatever the size of a round, so a request ends exactly where one-token decoding would end it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from .tokenizer import TextStream, Tokenizer
+
+
+class Alternative(TypedDict):
+    """A token and its natural logarithm of probability."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprob(Alternative):
+    """Of an emitted token; top: the most likely tokens in its place, most likely first."""
+
+    top: list[Alternative]
 
 
 @dataclass(frozen=True)
@@ -22,14 +34,13 @@ class EndRules:
 
 @dataclass
 class Output:
-    """token_ids end with the id that ended the request, if one did; text ends before the stop string and holds no
-    special token. finish_reason: None while going, then `eos`, `stop` (an id or a string of the request) or
-    `length`."""
+    """token_ids end with the id that ended the request, if one did; text ends before the stop string and holds no special token.
+    finish_reason: None while the request runs, then `eos`, `stop` (an id or a string of the request) or `length`."""
 
     rules: EndRules
     tokenizer: Tokenizer | None = None
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
 
@@ -43,8 +54,7 @@ class Output:
         return self.rules.max_new_tokens - len(self.token_ids)
 
     def push(self, token: int) -> None:
-        """Takes one token. At the same token an end id comes before a stop string, and a stop string before the
-        limit."""
+        """Adds one token. At the same token an end id comes before a stop string, and a stop string before the limit."""
         assert self.finish_reason is None
         self.token_ids.append(token)
         if token in self.rules.eos_ids:
@@ -57,12 +67,14 @@ class Output:
                 self._end("length")
 
     def _extend(self, piece: str) -> None:
+        """Adds text. The stop string that is complete first ends the request, as if characters came one by one; of those complete
+        at the same character the longest one, whose text begins first."""
         before = len(self.text)
         self.text += piece
-        longest = max(map(len, self.rules.stop), default=0)
-        found = [at for stop in self.rules.stop if (at := self.text.find(stop, max(0, before - longest + 1))) >= 0]
+        found = [(at + len(stop), at) for stop in self.rules.stop
+                 if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
         if found:
-            self.text = self.text[:min(found)]
+            self.text = self.text[:min(found)[1]]
             self.finish_reason = "stop"
 
     def _end(self, reason: str) -> None:
@@ -86,8 +98,3 @@ def held_back(text: str, stop: str) -> int:
         if text.endswith(stop[:size]):
             return size
     return 0
-
-
-def validated_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The stop strings as a tuple; one string stands for itself."""
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())

@@ -7,26 +7,26 @@ the draft in one pass; row i chooses the token after them, and the draft is righ
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..backend import Hidden, Model
 from ..drafter import Outcome
-from ..errors import NumericsError
 from ..rows import Appended, Cache
-from ..sampling import Chooser, log_softmax, most_likely
+from ..sampling import log_softmax, most_likely, no_answer
 from ..stats import Stats
-from .output import Output
+from .output import Alternative, Output, TokenLogprob
+from .request import Request
 
 
 class Session:
-    """layers: target layers whose output the drafter wants. logprobs: alternatives recorded beside each token, 0 for
-    none; None records no log-probabilities."""
+    """layers: target layers whose output the drafter wants."""
 
-    def __init__(self, model: Model, cache: Cache, prompt: list[int], output: Output, chooser: Chooser, stats: Stats,
-                 layers: tuple[int, ...] = (), logprobs: int | None = None) -> None:
-        self.model, self.cache, self.output, self.chooser, self.stats = model, cache, output, chooser, stats
-        self.layers, self.logprobs = layers, logprobs
-        self.tokens = list(prompt)
+    def __init__(self, model: Model, cache: Cache, request: Request, output: Output, stats: Stats,
+                 layers: tuple[int, ...] = ()) -> None:
+        self.model, self.cache, self.output, self.stats, self.layers = model, cache, output, stats, layers
+        self.chooser, self.logprobs = request.chooser, request.logprobs
+        self.tokens = list(request.prompt)
 
     @property
     def finished(self) -> bool:
@@ -60,7 +60,7 @@ class Session:
     def verify(self, draft: list[int]) -> Outcome:
         """One pass over the pending token and the draft; keeps what is right and forgets the rest."""
         started = time.perf_counter()
-        assert all(0 <= token < self.model.shape.vocab_size for token in draft), f"drafted {draft}"
+        assert all(0 <= token < self.model.vocab_limit for token in draft), f"drafted {draft}"
         base = len(self.tokens)
         hidden = self.model.forward([self.tokens[-1], *draft], Appended(self.cache, 1 + len(draft)), self.layers)
         emitted, self._entries = self._choose(hidden, draft)
@@ -71,13 +71,19 @@ class Session:
         return Outcome(base, len(draft), accepted, emitted, features)
 
     def emit(self, outcome: Outcome) -> None:
-        """Hands the round's tokens out one by one until the request ends."""
+        """Emits the round's tokens one by one until the request ends."""
         kept = self.push(outcome.emitted, self._entries)
         self.stats.count_round(outcome.drafted, outcome.accepted, kept)
 
-    def push(self, tokens: list[int], entries: Sequence[dict[str, object]] = ()) -> int:
-        """Hands tokens out until the request ends; how many went out."""
+    def push(self, tokens: list[int], entries: Sequence[TokenLogprob] = ()) -> int:
+        """Emits tokens until the request ends; how many were emitted. -1 stands for a row of logits without an answer.
+
+        Raises:
+            NumericsError: the request goes on to a token that has no answer, as AR would.
+        """
         for count, token in enumerate(tokens):
+            if token < 0:
+                raise no_answer()
             self.tokens.append(token)
             if entries:
                 self.output.logprobs.append(entries[count])
@@ -86,24 +92,32 @@ class Session:
                 return count + 1
         return len(tokens)
 
-    def _choose(self, hidden: Hidden, draft: list[int]) -> tuple[list[int], list[dict[str, object]]]:
-        """The target's tokens for this pass: as many as drafted ones are right, and one more; and their
-        log-probabilities."""
-        if self.chooser.greedy and self.logprobs is None:
-            winners = self.model.greedy(hidden.final)
-            right = next((i for i, token in enumerate(draft) if token != winners[i]), len(draft))
-            return winners[:right + 1], []
+    def _choose(self, hidden: Hidden, draft: list[int]) -> tuple[list[int], list[TokenLogprob]]:
+        """The target's tokens for this pass: as many as drafted ones are right, and one more, -1 where its row has no answer; and
+        their log-probabilities. Rows past these are not judged: AR never computes them."""
         chosen: list[int] = []
-        entries: list[dict[str, object]] = []
+        entries: list[TokenLogprob] = []
+        if self.chooser.greedy and self.logprobs is None:
+            chosen = self.model.greedy(hidden.final)
+            return chosen[:first_wrong(draft, chosen) + 1], entries
         for row in self.model.logits(hidden.final).cpu().numpy():
-            if row.max() != row.max():
-                raise NumericsError("the model's logits hold NaN", expected="finite logits")
-            chosen.append(self.chooser.choose(row, len(self.tokens) + len(chosen)))
-            if self.logprobs is not None:
-                log_p = log_softmax(row)
-                top = [{"token_id": t, "logprob": float(log_p[t])} for t in most_likely(log_p, self.logprobs)] \
-                    if self.logprobs else []
-                entries.append({"token_id": chosen[-1], "logprob": float(log_p[chosen[-1]]), "top": top})
+            answered = bool(np.isfinite(row.max()))
+            chosen.append(self.chooser.choose(row, len(self.tokens) + len(chosen)) if answered else -1)
+            if self.logprobs is not None and answered:
+                entries.append(token_logprob(row, chosen[-1], self.logprobs))
             if len(chosen) > len(draft) or chosen[-1] != draft[len(chosen) - 1]:
                 break
         return chosen, entries
+
+
+def first_wrong(draft: list[int], right: list[int]) -> int:
+    """How many tokens of the draft are right before the first wrong one."""
+    return next((i for i, token in enumerate(draft) if token != right[i]), len(draft))
+
+
+def token_logprob(logits: np.ndarray, token: int, alternatives: int) -> TokenLogprob:
+    """The log-probability of a token, and of the most likely ones: logits [vocab_size] in fp32."""
+    log_p = log_softmax(logits)
+    top: list[Alternative] = [{"token_id": t, "logprob": float(log_p[t])} for t in most_likely(log_p, alternatives)] \
+        if alternatives else []
+    return {"token_id": token, "logprob": float(log_p[token]), "top": top}

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError, RequestError
 
-UNFINISHED = "\ufffd"  # what decoding gives for bytes of a character that isn't complete
+UNFINISHED = "\ufffd"  # stands in decoded text for the bytes of a character that isn't complete
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json", "vocab.txt")  # any of them is a tokenizer
 
 
 class Tokenizer:
@@ -20,15 +21,24 @@ class Tokenizer:
         self.size = len(inner)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of plain text, with the special tokens that the tokenizer itself adds."""
-        return [int(i) for i in self.inner(text)["input_ids"]]
+        """The ids of plain text, with the special tokens that the tokenizer itself adds.
+
+        Raises:
+            RequestError: a text that isn't Unicode: a lone surrogate.
+        """
+        return [int(i) for i in self.inner(unicode_text(text))["input_ids"]]
 
     @property
     def has_chat_template(self) -> bool:
         return bool(getattr(self.inner, "chat_template", None))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of a conversation under the model's chat template, up to where the assistant speaks.
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The special tokens, which decoding leaves out, and their ids."""
+        return {token: int(self.inner.convert_tokens_to_ids(token)) for token in self.inner.all_special_tokens}
+
+    def encode_chat(self, messages: Sequence[object]) -> list[int]:
+        """The ids of a conversation under the model's chat template, up to the assistant's answer.
 
         Raises:
             RequestError: no chat template; messages that it refuses.
@@ -40,7 +50,7 @@ class Tokenizer:
         except Exception as e:  # a template raises what it likes
             raise RequestError(f"the chat template refuses these messages: {e}",
                                expected="a list of {'role': ..., 'content': ...}") from None
-        return [int(i) for i in self.inner(text, add_special_tokens=False)["input_ids"]]
+        return [int(i) for i in self.inner(unicode_text(text), add_special_tokens=False)["input_ids"]]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids without special tokens."""
@@ -52,30 +62,50 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+def unicode_text(text: str) -> str:
+    """The text itself. Raises RequestError where it holds a lone surrogate."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError("the text holds a lone surrogate", expected="valid Unicode")
+    return text
+
+
 class TextStream:
-    """Text out of ids as they come: only what later ids can't change any more."""
+    """Text out of ids as they come: only text that later ids can't change.
+
+    ids[start:read] is the context that is decoded before new ids, its text already returned. It begins with ids that have text of
+    their own: a decoder that strips the first space of a text must not strip it from a later word.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.ids: list[int] = []
-        self.start = self.read = 0  # ids[start:read] is the context whose text is out already
+        self.start = self.read = 0
 
     def push(self, token: int) -> str:
         """The text that this id completes; empty while a character is unfinished."""
         self.ids.append(token)
-        return self._take(whole=False)
+        return self._next(whole=False)
 
     def flush(self) -> str:
-        """What is left at the end, unfinished characters as U+FFFD."""
-        return self._take(whole=True)
+        """The rest at the end, unfinished characters as U+FFFD."""
+        return self._next(whole=True)
 
-    def _take(self, whole: bool) -> str:
-        before = self.tokenizer.decode(self.ids[self.start:self.read])
-        after = self.tokenizer.decode(self.ids[self.start:])
+    def _next(self, whole: bool) -> str:
+        decode = self.tokenizer.decode
+        before, after = decode(self.ids[self.start:self.read]), decode(self.ids[self.start:])
         if after.endswith(UNFINISHED) and not whole:
             return ""
-        self.start, self.read = self.read, len(self.ids)
+        if decode(self.ids[self.read:]):
+            self.start = self.read
+        self.read = len(self.ids)
         return after[len(before):]
+
+
+def find_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a Hugging Face folder or in a GGUF file; None for a folder without a file of one. Raises as
+    `load_tokenizer`."""
+    none = path.is_dir() and not any((path / name).is_file() for name in FILES)
+    return None if none else load_tokenizer(path)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -92,6 +122,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Tokenizer(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **where))
-    except Exception as e:  # transformers raises many kinds for a folder without a tokenizer
+    except Exception as e:  # transformers raises many kinds
         raise LoadError(f"{path}: no tokenizer that can be read: {str(e).splitlines()[0]}",
-                        expected="the tokenizer files of the model") from None
+                        expected="the tokenizer files of the model, or none at all to serve token ids") from None

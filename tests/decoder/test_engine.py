@@ -17,7 +17,6 @@ from tune_kernels.decoder import Decoder, Result
 from tune_kernels.decoder.drafter import Branch, Outcome, likely_outcomes
 from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.errors import LoadError, RequestError
-from tune_kernels.decoder.request.rounds import Lookahead, Reply
 from tune_kernels.schedules.recipe import Recipe
 from tune_kernels.shapes.model import ModelShape
 
@@ -247,39 +246,6 @@ def test_wrong_prompts(decoder: Decoder) -> None:
     decoder.drafter = None
     with pytest.raises(RequestError, match="needs a drafter"):
         decoder.generate(PROMPT, "sd")
-
-
-def test_a_late_reply_is_dropped(load_tiny: Callable[..., Decoder], monkeypatch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 18: a reply of another round lies in the queue; it is counted and never served."""
-    decoder = load_tiny("llama", drafter="self")
-    expected = decoder.generate("late", "ssd", max_new_tokens=20, ignore_eos=True)
-    ask = Lookahead.ask
-
-    def ask_twice(self: Lookahead, question: Any) -> None:
-        self.replies.put(Reply(question.number - 1, {(k, t): [0] * 4 for k in range(5) for t in range(259)}, None, 0.0, 0.0))
-        ask(self, question)
-    monkeypatch.setattr(Lookahead, "ask", ask_twice)
-    result = decoder.generate("late", "ssd", max_new_tokens=20, ignore_eos=True)
-    assert result.token_ids == expected.token_ids
-    assert result.stats.accepted_per_round == expected.stats.accepted_per_round
-    assert result.stats.stale_replies == result.stats.rounds
-
-
-def test_a_drafter_never_makes_up_an_id(load_tiny: Callable[..., Decoder]) -> None:
-    """cases.md, Decoding 18: a placeholder id is stopped before it is embedded."""
-    decoder = load_tiny("llama", drafter="ngram")
-    decoder.drafter.draft = lambda tokens, length: [-1] * length
-    with pytest.raises(AssertionError, match="drafted"):
-        decoder.generate("x", "sd", max_new_tokens=8, ignore_eos=True)
-
-
-def test_a_drafter_that_fails_ends_the_request_with_its_error(load_tiny: Callable[..., Decoder]) -> None:
-    decoder = load_tiny("llama", drafter="self")
-    decoder.drafter.prepare = lambda *_: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        decoder.generate("x", "ssd", max_new_tokens=20, ignore_eos=True)
-    assert not [t for t in threading.enumerate() if t.name == "tune-kernels-drafter"]
-    assert decoder.generate("x", "ar", max_new_tokens=5).token_ids
 
 
 def test_a_drafter_that_does_not_fit_is_refused(load_tiny: Callable[..., Decoder], make_model: Callable[..., Path],

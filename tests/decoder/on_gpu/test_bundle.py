@@ -18,12 +18,14 @@ from tune_kernels.decoder.checkpoint.loader import load_checkpoint
 from tune_kernels.decoder.drafters.eagle3 import Eagle3Drafter
 from tune_kernels.decoder.drafters.eagle3_checkpoint import random_eagle3
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
+from tune_kernels.decoder.loading import Loaded
 from tune_kernels.decoder.on_gpu.eagle3 import TritonEagle3Model
 from tune_kernels.decoder.on_gpu.model import TritonModel
 from tune_kernels.decoder.on_gpu.proposals import proposal_of
 from tune_kernels.decoder.on_gpu.rounds import DeviceRounds, speculative_step
 from tune_kernels.decoder.on_gpu.ssd_rounds import SsdRounds
 from tune_kernels.decoder.on_gpu.verification import Verification
+from tune_kernels.decoder.request.request import Server
 from tune_kernels.decoder.rows import Appended
 from tune_kernels.decoder.selection import Options, select_schedules
 from tune_kernels.kernels import bundle, registry
@@ -81,7 +83,7 @@ def promote(folder: Path, model: ModelShape, recipe: Recipe) -> None:
 def make_decoder(model: ModelShape, recipe: Recipe, options: Options) -> Decoder:
     checkpoint = load_checkpoint("random:0", model, CPU)
     made = TritonModel(model, checkpoint.tensors, recipe, CPU, select_schedules(recipe, model, CPU, options), options)
-    return Decoder(made, None, frozenset(), recipe, None, CAPACITY, "random:0")
+    return Decoder(Loaded(Server(made, None, frozenset(), recipe, None, CAPACITY), "random:0"))
 
 
 def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) -> None:

@@ -1,0 +1,159 @@
+"""Loads the parts of a decoder: its arguments checked, a model on a backend, a tokenizer, a drafter that fits."""
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+
+from ..schedules.recipe import Recipe, load_recipe
+from ..schedules.schedule import Schedule
+from ..shapes.fields import nearest
+from ..shapes.model import ModelShape
+from .backend import Model
+from .checkpoint.loader import Checkpoint, load_checkpoint
+from .drafter import Drafter
+from .drafters.load import DrafterPlan, load_drafter
+from .errors import LoadError
+from .request.arguments import path_text, shown, switch, whole
+from .request.request import Server
+from .request.tokenizer import find_tokenizer
+from .selection import Options
+
+BACKENDS = {"torch": ".on_torch.model:load_torch_model", "triton": ".on_gpu.model:load_triton_model"}
+DEFAULT_CAPACITY = 4096  # slots, where the model has as many positions and the caller doesn't say
+DRAFTER_METHODS = ("start", "draft", "accept", "prepare")
+StrPath = str | os.PathLike[str]
+
+
+class LoadOptions(TypedDict, total=False):
+    """Of Decoder.load, with their defaults.
+
+    model: a shape, its name or a config.json, for random weights only. recipe (fp8-v1): fp32, bf16, fp8-v1. drafter: a folder
+    or file of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's shape, or `random:SEED:SHAPE`;
+    `ngram`; a Drafter; None for AR alone. backend: `torch`, or `triton` on a GPU; None picks. device, drafter_device: such as
+    `cuda:1`; None is the first GPU, or the CPU, and the target's. capacity: tokens of the KV cache; 4096 where the model has as
+    many positions.
+
+    Of the triton backend alone: schedules, a folder of promoted schedules, asked first; allow_untuned (False), run the recipe's
+    default where none is promoted; overrides, schedules by kernel, to measure candidates; graphs (True), replay passes from CUDA
+    graphs.
+    """
+
+    model: StrPath | ModelShape | None
+    recipe: str | Recipe
+    drafter: StrPath | Drafter | None
+    backend: str | None
+    device: str | torch.device | None
+    drafter_device: str | torch.device | None
+    capacity: int | None
+    schedules: StrPath | None
+    allow_untuned: bool
+    overrides: Mapping[str, Schedule] | None
+    graphs: bool
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A server's parts, where its weights are from, and notes for `stats.warnings`."""
+
+    server: Server
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def load(weights: StrPath, given: LoadOptions) -> Loaded:
+    """Everything that a decoder is made of. Raises as Decoder.load."""
+    unknown = sorted(set(given) - set(LoadOptions.__annotations__))
+    if unknown:
+        raise LoadError(f"unknown option {unknown[0]}", expected=f"one of {', '.join(LoadOptions.__annotations__)}")
+    recipe = _recipe(given.get("recipe", "fp8-v1"))
+    place = torch_device(given.get("device"))
+    checkpoint = load_checkpoint(path_text("weights", weights, LoadError), _model(given.get("model")), place)
+    tokenizer = find_tokenizer(checkpoint.path) if checkpoint.path else None
+    shape = checkpoint.config.shape
+    capacity = _capacity(given.get("capacity"), shape)
+    if tokenizer and tokenizer.size > shape.vocab_size:
+        raise LoadError(f"the tokenizer has {tokenizer.size} ids, the embedding {shape.vocab_size} rows",
+                        expected="at least one row for each id", action="use the tokenizer that belongs to the model")
+    options = _options(given)
+    target = load_model(checkpoint, recipe, given.get("backend"), place, options)
+    if tokenizer:
+        target.limit_vocabulary(tokenizer.size)
+    beside = given.get("drafter_device")
+    plan = DrafterPlan(target, tokenizer, recipe, place if beside is None else torch_device(beside), capacity, options)
+    server = Server(target, tokenizer, checkpoint.config.eos_ids, recipe, _drafter(given.get("drafter"), plan), capacity)
+    return Loaded(server, checkpoint.source, tuple(checkpoint.config.notes))
+
+
+def _recipe(given: object) -> Recipe:
+    return given if isinstance(given, Recipe) else load_recipe(path_text("recipe", given, LoadError))
+
+
+def _model(given: StrPath | ModelShape | None) -> str | ModelShape | None:
+    return given if given is None or isinstance(given, ModelShape) else path_text("model", given, LoadError)
+
+
+def _capacity(given: object, shape: ModelShape) -> int:
+    if given is None:
+        return min(shape.max_position, DEFAULT_CAPACITY)
+    return whole("capacity", given, 1, shape.max_position, ", the model's positions", LoadError)
+
+
+def _options(given: LoadOptions) -> Options:
+    folder = given.get("schedules")
+    return Options(None if folder is None else path_text("schedules", folder, LoadError),
+                   switch("allow_untuned", given.get("allow_untuned", False), LoadError), given.get("overrides") or {},
+                   switch("graphs", given.get("graphs", True), LoadError))
+
+
+def _drafter(given: StrPath | Drafter | None, plan: DrafterPlan) -> Drafter | None:
+    if isinstance(given, str | os.PathLike):
+        return load_drafter(path_text("drafter", given, LoadError), plan)
+    missing = [name for name in DRAFTER_METHODS if given is not None and not callable(getattr(given, name, None))]
+    if missing:
+        raise LoadError(f"drafter is {shown(given)}", expected="a path, 'ngram', 'random:SEED', None, or an object with the "
+                        f"methods {', '.join(DRAFTER_METHODS)}")
+    return given
+
+
+def load_model(checkpoint: Checkpoint, recipe: Recipe, backend: str | None, device: torch.device,
+               options: Options | None = None) -> Model:
+    """A model on the named backend; None picks `triton` on a GPU where the recipe has schedules for it, else `torch`.
+
+    Raises:
+        LoadError: an unknown backend; anything that the backend refuses.
+    """
+    name = default_backend(recipe, device) if backend is None else backend
+    if name not in BACKENDS:
+        raise LoadError(f"unknown backend {shown(name)}{nearest(str(name), BACKENDS)}", expected=f"one of {', '.join(BACKENDS)}")
+    module, function = BACKENDS[name].split(":")
+    load_on_backend = getattr(importlib.import_module(module, __package__), function)
+    model: Model = load_on_backend(checkpoint, recipe, device, options or Options())
+    return model
+
+
+def default_backend(recipe: Recipe, device: torch.device) -> str:
+    """The backend that a device gets when the caller names none."""
+    return "triton" if device.type == "cuda" and recipe.defaults else "torch"
+
+
+def torch_device(name: str | torch.device | None) -> torch.device:
+    """A device that is there; None is the first GPU, or the CPU.
+
+    Raises:
+        LoadError: no such device.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(name, str | torch.device):
+        raise LoadError(f"device is {shown(name)}", expected="a device of this machine, such as 'cpu'")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as e:
+        raise LoadError(f"device {str(name)!r}: {str(e).splitlines()[0]}",
+                        expected="a device of this machine, such as cpu") from None
+    return device

@@ -1,0 +1,92 @@
+"""Python arguments of a caller, checked by type and range: each error names the argument, the value found and the values
+allowed."""
+
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Real
+
+from ..errors import DecoderError, RequestError
+
+Refusal = type[DecoderError]
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: short, with its type where it isn't a plain number or text."""
+    text = repr(value)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return text if isinstance(value, str | int | float | None) else f"{text} ({type(value).__name__})"
+
+
+def as_id(value: object) -> int | None:
+    """A whole number, numpy's and torch's included; None for anything else, bool included."""
+    if isinstance(value, bool) or "bool" in type(value).__name__:
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # a tensor of several elements, a type with an __index__ that fails
+        return None
+
+
+def whole(name: str, value: object, low: int, high: int | None = None, why: str = "", error: Refusal = RequestError) -> int:
+    """An int of low..high. why: where `high` comes from."""
+    number = as_id(value)
+    if number is None or number < low or (high is not None and number > high):
+        allowed = f"at least {low}" if high is None else f"{low} to {high}"
+        raise error(f"{name} is {shown(value)}", expected=f"a whole number, {allowed}{why}")
+    return number
+
+
+def number(name: str, value: object, expected: str) -> float:
+    """A finite real number as a float. expected: of the error."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) < float("inf"):
+        raise RequestError(f"{name} is {shown(value)}", expected=expected)
+    return float(value)
+
+
+def switch(name: str, value: object, error: Refusal = RequestError) -> bool:
+    """True or False."""
+    if not isinstance(value, bool) and type(value).__name__ != "bool":  # numpy's
+        raise error(f"{name} is {shown(value)}", expected="True or False")
+    return bool(value)
+
+
+def elements(name: str, value: object, expected: str) -> list[object]:
+    """The elements of anything but a text or a table."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        try:
+            return list(value)
+        except TypeError:  # a tensor without dimensions
+            pass
+    raise RequestError(f"{name} is {shown(value)}", expected=expected)
+
+
+def token_ids(name: str, value: object, limit: int) -> list[int]:
+    """Token ids of 0..limit - 1 in one dimension."""
+    expected = f"a list of token ids, whole numbers from 0 to {limit - 1}"
+    found = []
+    for item in elements(name, value, expected):
+        token = as_id(item)
+        if token is None or not 0 <= token < limit:
+            wrong = f"token id {token}" if token is not None else shown(item)
+            raise RequestError(f"{wrong} in {name}", expected=expected)
+        found.append(token)
+    return found
+
+
+def texts(name: str, value: object) -> tuple[str, ...]:
+    """Non-empty strings; one string stands for itself, None for none."""
+    found = [] if value is None else [value] if isinstance(value, str) else elements(name, value, "a string or a list of strings")
+    for item in found:
+        if not isinstance(item, str) or not item:
+            raise RequestError(f"{shown(item)} in {name}", expected="strings of at least one character")
+    return tuple(str(item) for item in found)
+
+
+def path_text(name: str, value: object, error: Refusal) -> str:
+    """A path or a name as text: str and os.PathLike."""
+    if isinstance(value, str | os.PathLike):
+        text = os.fspath(value)
+        if isinstance(text, str) and text and "\0" not in text:
+            return text
+    raise error(f"{name} is {shown(value)}", expected="a str or a pathlib.Path")

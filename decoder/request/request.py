@@ -1,0 +1,169 @@
+"""One request, checked before anything runs: its prompt as token ids, its options, and the ids and strings that end it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from ...schedules.recipe import Recipe
+from ..backend import Model
+from ..drafter import Drafter, max_rows, name_of
+from ..errors import RequestError
+from ..sampling import SEEDS, Chooser
+from .arguments import as_id, elements, number, shown, switch, texts, token_ids, whole
+from .output import EndRules
+from .tokenizer import Tokenizer
+
+MODES = ("ar", "sd", "ssd")
+COOLEST = 1e-6  # least temperature above 0: logits over it stay far from fp64's largest number
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Of `generate` and `stream`, with their defaults.
+
+    max_new_tokens (128); draft_length (4), K; branches (4), outcomes that SSD prepares for; stop, strings that end the request
+    and are no part of the text; stop_token_ids, ids that end it and are part of the ids; ignore_eos (False); temperature (0,
+    greedy); top_p (1); seed, 0..2^64 - 1, drawn by lot where None; logprobs, alternatives to list beside each token, None for no
+    log-probabilities.
+    """
+
+    max_new_tokens: int
+    draft_length: int
+    branches: int
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    temperature: float
+    top_p: float
+    seed: int | None
+    logprobs: int | None
+
+
+@dataclass(frozen=True)
+class Server:
+    """The parts of a decoder that a request is checked against."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    eos_ids: frozenset[int]
+    recipe: Recipe
+    drafter: Drafter | None
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that the decoder can serve. logprobs: alternatives beside each token; None records no log-probabilities."""
+
+    prompt: list[int]
+    mode: str
+    rules: EndRules
+    draft_length: int
+    branches: int
+    chooser: Chooser
+    logprobs: int | None
+
+
+def checked(server: Server, prompt: Prompt, mode: str | None, options: RequestOptions) -> Request:
+    """The request, with the defaults of RequestOptions.
+
+    Raises:
+        RequestError: an argument of a wrong type or out of range; an unknown one; a request that needs more than there is.
+    """
+    unknown = sorted(set(options) - set(RequestOptions.__annotations__))
+    if unknown:
+        raise RequestError(f"unknown option {unknown[0]}", expected=f"one of {', '.join(RequestOptions.__annotations__)}")
+    ids = prompt_ids(server, prompt)
+    chosen = _mode(server, mode)
+    limit = whole("max_new_tokens", options.get("max_new_tokens", 128), 1)
+    _check_room(server, len(ids), limit)
+    draft_length = _draft_length(server, chosen, options.get("draft_length", 4))
+    branches = whole("branches", options.get("branches", 4), 1, server.recipe.row_tile, ", the rows of one draft pass")
+    logprobs = options.get("logprobs")
+    if logprobs is not None:
+        logprobs = whole("logprobs", logprobs, 0, server.model.shape.vocab_size, ", or None for no log-probabilities")
+    return Request(ids, chosen, _end_rules(server, options, limit), draft_length, branches, _chooser(options), logprobs)
+
+
+def prompt_ids(server: Server, prompt: object) -> list[int]:
+    """The prompt as token ids: text by the tokenizer, messages by the chat template, ids as they are.
+
+    Raises:
+        RequestError: an empty prompt; text without a tokenizer; an id that the model doesn't have.
+    """
+    text, items = prompt if isinstance(prompt, str) else None, list[object]()
+    if text is None:
+        items = elements("the prompt", prompt if not isinstance(prompt, set | frozenset) else None,
+                         "a text, a list of chat messages, or a list of token ids")
+    is_chat = bool(items) and isinstance(items[0], Mapping)
+    if server.tokenizer is None and (text is not None or is_chat):
+        raise RequestError("this model has no tokenizer", expected="token ids as the prompt")
+    if text is not None and server.tokenizer:
+        ids = server.tokenizer.encode(text)
+    elif is_chat and server.tokenizer:
+        ids = server.tokenizer.encode_chat(items)
+    else:
+        ids = token_ids("the prompt", items, server.model.vocab_limit)
+    if not ids:
+        raise RequestError("the prompt is empty", expected="at least one token")
+    return ids
+
+
+def _mode(server: Server, mode: object) -> str:
+    chosen = ("sd" if server.drafter else "ar") if mode is None else mode
+    if not isinstance(chosen, str) or chosen not in MODES:
+        raise RequestError(f"unknown mode {shown(mode)}", expected=f"one of {', '.join(MODES)}")
+    if chosen != "ar" and server.drafter is None:
+        raise RequestError(f"mode {chosen} needs a drafter", action="load the decoder with drafter='ngram' or a model")
+    return chosen
+
+
+def _draft_length(server: Server, mode: str, value: object) -> int:
+    most = min(server.recipe.row_tile, server.model.max_rows) - 1
+    length = whole("draft_length", value, 1, most, f": recipe {server.recipe.name} verifies {most + 1} rows at once here")
+    rows = max_rows(server.drafter) if server.drafter is not None and mode != "ar" else None
+    if server.drafter is not None and rows is not None and length >= rows:
+        raise RequestError(f"draft_length is {length}: a pass of drafter {name_of(server.drafter)} takes {rows} rows",
+                           expected=f"1 to {rows - 1}: a draft and the token before it are one pass",
+                           action="ask for shorter drafts, or load another drafter")
+    return length
+
+
+def _check_room(server: Server, prompt: int, max_new_tokens: int) -> None:
+    need, capacity = prompt + max_new_tokens - 1, server.capacity
+    if need > capacity:
+        raise RequestError(
+            f"a prompt of {prompt} tokens and {max_new_tokens} new ones need {prompt} + {max_new_tokens} - 1 = {need} "
+            f"slots; the KV cache has {capacity}", expected=f"max_new_tokens of at most {capacity - prompt + 1}"
+            if prompt <= capacity else f"a prompt of at most {capacity} tokens",
+            action=f"shorten the request, or load the decoder with a larger capacity "
+            f"(the model has {server.model.shape.max_position} positions)")
+
+
+def _end_rules(server: Server, options: RequestOptions, limit: int) -> EndRules:
+    """A stop string that is a special token ends the request by that token's id: no text holds it."""
+    stop = texts("stop", options.get("stop"))
+    if stop and server.tokenizer is None:
+        raise RequestError("stop strings need a tokenizer; this model has none", action="pass stop_token_ids")
+    special = server.tokenizer.special_ids if server.tokenizer else {}
+    stop_ids = token_ids("stop_token_ids", options.get("stop_token_ids", ()), server.model.shape.vocab_size)
+    eos = frozenset[int]() if switch("ignore_eos", options.get("ignore_eos", False)) else server.eos_ids
+    return EndRules(limit, eos, frozenset(stop_ids) | {special[text] for text in stop if text in special}, stop)
+
+
+def _chooser(options: RequestOptions) -> Chooser:
+    warmth = f"0 (greedy), or a number from {COOLEST:g} on"
+    temperature = number("temperature", options.get("temperature", 0.0), warmth)
+    if temperature != 0 and temperature < COOLEST:
+        raise RequestError(f"temperature is {temperature}", expected=warmth)
+    top_p = number("top_p", options.get("top_p", 1.0), "above 0 and at most 1")
+    if not 0 < top_p <= 1:
+        raise RequestError(f"top_p is {top_p}", expected="above 0 and at most 1")
+    seed = options.get("seed")
+    if seed is None:
+        return Chooser(temperature, top_p, int.from_bytes(os.urandom(8), "little"))
+    if as_id(seed) is None or not 0 <= seed < SEEDS:
+        raise RequestError(f"seed is {shown(seed)}", expected="a whole number from 0 to 2^64 - 1")
+    return Chooser(temperature, top_p, int(seed))

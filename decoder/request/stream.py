@@ -1,0 +1,134 @@
+"""The life of one request on a decoder: it holds the decoder's lease from its start until it ends, fails, is closed or is
+dropped."""
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from ..errors import RequestError
+from ..stats import Stats
+from .output import Output, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Result:
+    """token_ids: every emitted id, the id that ended the request included. text: None for a model without tokenizer.
+    finish_reason: `eos`, `stop` or `length`. logprobs: one entry per token where asked for, else None."""
+
+    text: str | None
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprob] | None
+    stats: Stats
+
+
+class Lease:
+    """A decoder serves one request at a time. The holder is named in the refusal of another one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: Callable[[], str] | None = None
+
+    def acquire(self, holder: Callable[[], str]) -> None:
+        """Takes the decoder for a request.
+
+        Raises:
+            RequestError: another request holds it.
+        """
+        if not self._lock.acquire(blocking=False):
+            first = self._holder
+            raise RequestError(f"this decoder is serving another request: {first() if first else 'one that has just begun'}",
+                               expected="one request at a time for each decoder",
+                               action="read that stream to its end or close() it, or load a second decoder")
+        self._holder = holder
+
+    def release(self) -> None:
+        """Gives the decoder back."""
+        self._holder = None
+        self._lock.release()
+
+
+class Stream:
+    """The pieces of text of one request, in order; together they are `result.text`. An iterator and a context manager.
+
+    The decoder is taken until the last piece is out, an error is raised, `close` is called, the `with` block ends, or the
+    stream is dropped. One thread at a time may read it; any thread may close it.
+    """
+
+    def __init__(self, rounds: Generator[None, None, None], output: Output, finish: Callable[[], Result],
+                 release: Callable[[], None]) -> None:
+        self._rounds, self._output, self._finish, self._release = rounds, output, finish, release
+        self._reading = threading.Lock()
+        self._closed = self._released = False
+        self._result: Result | None = None
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> str:
+        if not self._reading.acquire(blocking=False):
+            raise RequestError("this stream is being read by another thread", expected="one reader")
+        try:
+            return self._piece()
+        except BaseException:
+            self._closed = True
+            raise
+        finally:
+            self._reading.release()
+            if self._closed:
+                self._give_back()
+
+    def _piece(self) -> str:
+        """The next text that is certain; runs rounds until there is some."""
+        while not self._closed:
+            next(self._rounds)
+            piece = self._output.release()
+            if self._output.finish_reason is not None:
+                for _ in self._rounds:
+                    raise AssertionError("a round after the request's end")
+                self._result, self._closed = self._finish(), True
+            if piece:
+                return piece
+        raise StopIteration
+
+    @property
+    def result(self) -> Result:
+        """The whole result.
+
+        Raises:
+            RequestError: the request has not ended, or was closed before its end.
+        """
+        if self._result is None:
+            raise RequestError("this stream has no result: " + ("it was closed before its end" if self._closed else "it is still "
+                               "running"), action="read it to its end")
+        return self._result
+
+    def close(self) -> None:
+        """Ends the request and gives the decoder back; after a round under way in another thread. Harmless when repeated."""
+        self._closed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Once nobody reads: ends the rounds and releases the decoder."""
+        if self._reading.acquire(blocking=False):
+            try:
+                if not self._released:
+                    self._released = True
+                    try:
+                        self._rounds.close()
+                    finally:
+                        self._release()
+            finally:
+                self._reading.release()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the interpreter's end anything may be gone
+            self.close()
