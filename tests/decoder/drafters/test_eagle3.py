@@ -409,3 +409,19 @@ def test_the_residual_may_be_the_normed_feature(load: Callable[..., Decoder], tm
         step = drafter.model.forward([1, 2, 3], reduced, Appended(drafter.cache, 3))
         expected = norm(reduced, tensors["midlayer.hidden_norm.weight"]) if on else reduced
         assert torch.allclose(step.feature, expected, atol=1e-5)
+
+
+def test_activations_that_overflow_draft_nothing(load: Callable[..., Decoder], tmp_path: Path) -> None:
+    """F3: gate and up x 1e25 are finite weights with infinite activations: AR's tokens, no draft, counted and named."""
+    tensors = tensors_of()
+    for name in ("gate_proj", "up_proj"):
+        tensors[f"midlayer.mlp.{name}.weight"] = tensors[f"midlayer.mlp.{name}.weight"] * 1e25
+    decoder = load(write(tmp_path / "d", tensors))
+    sampled: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+    for options in ({}, sampled):
+        ar = decoder.generate(PROMPT, "ar", max_new_tokens=10, ignore_eos=True, **options)
+        for mode in ("sd", "ssd"):
+            result = decoder.generate(PROMPT, mode, max_new_tokens=10, ignore_eos=True, **options)
+            assert result.token_ids == ar.token_ids
+            assert result.stats.drafted == 0 < result.stats.drafter_faults
+            assert "drafter eagle3: draft raised NumericsError: the " in result.stats.warnings[-1]
