@@ -157,7 +157,7 @@ class Decoder:
     def _drafting(self, drafter: Drafter, stats: Stats) -> Drafting:
         """The drafter, once it has answered the requests before this one, for which it gets as long as for any answer."""
         for late in self._late:
-            if late.drafter is drafter and not late.dismissed:
+            if late.drafter is drafter:
                 late.close(self.drafter_timeout_s)
         self._late = [late for late in self._late if late.busy]
         return Drafting(drafter, self.model, stats, self.drafter_timeout_s, any(late.drafter is drafter for late in self._late))

@@ -170,8 +170,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     ceiling = read_ceiling_tb_s(device)
     torch.cuda.empty_cache()
     choice = Options(options.schedules, options.allow_untuned)
-    decoder = Decoder.load(f"random:{options.seed}", options.model, "fp8-v1", None, "triton", "cuda", capacity=4096,
-                           schedules=options.schedules, allow_untuned=options.allow_untuned)
+    decoder = Decoder.load(f"random:{options.seed}", options.model, "fp8-v1", None, backend="triton", device="cuda",
+                           capacity=4096, schedules=options.schedules, allow_untuned=options.allow_untuned)
     model, ids = decoder.model, prompt(PROMPT, decoder.model.shape.vocab_size)
     pattern = scripted_pattern(options.tau)
 
@@ -195,7 +195,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     rows_us = {rows: pass_us(model, decoder.cache, rows, PROMPT + NEW_TOKENS // 2) for rows in range(1, model.max_rows + 1)}
     read = read_bytes(model, PROMPT + NEW_TOKENS // 2)
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
-    eager = Decoder.load(f"random:{options.seed}", options.model, "fp8-v1", None, "triton", "cuda", capacity=1024,
+    eager = Decoder.load(f"random:{options.seed}", options.model, "fp8-v1", None, backend="triton", device="cuda", capacity=1024,
                          schedules=options.schedules, allow_untuned=options.allow_untuned, graphs=False)
     plain = [eager.generate(ids, "ar", max_new_tokens=65, ignore_eos=True) for _ in range(2)]
     graphed = decoder.generate(ids, "ar", max_new_tokens=65, ignore_eos=True)

@@ -73,7 +73,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     ids = torch.randint(0, shape.vocab_size, (PROMPT,), generator=generator).tolist()
     found: dict[str, Any] = {}
     for recipe in ("fp8-v1", "bf16"):
-        decoder = Decoder.load("random:0", options.model, recipe, None, "triton", "cuda", capacity=1024, allow_untuned=True)
+        decoder = Decoder.load("random:0", options.model, recipe, None, backend="triton", device="cuda", capacity=1024,
+                               allow_untuned=True)
         found[f"tune-kernels {recipe}"] = median_rate(partial(ours, decoder, ids))
         del decoder
         torch.cuda.empty_cache()

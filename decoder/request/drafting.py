@@ -84,7 +84,7 @@ class Drafting:
     def __init__(self, drafter: Drafter, target: Model, stats: Stats, timeout_s: float, busy: bool = False) -> None:
         self.drafter, self.vocab_limit, self.stats, self.timeout_s = drafter, target.vocab_limit, stats, timeout_s
         self.name = name_of(drafter)
-        self.worker, self.errors, self.dismissed = Worker(), 0, busy
+        self.worker, self.errors, self.dismissed, self.timed_out = Worker(), 0, busy, busy
         if busy:
             self.fault("has not answered an earlier request yet")
         layers = target.shape.num_layers
@@ -149,7 +149,7 @@ class Drafting:
         try:
             answer = future.result(self.timeout_s)
         except TimeoutError:
-            self.dismissed = True
+            self.dismissed = self.timed_out = True
             self.fault(f"{name} has not answered in {self.timeout_s:g} s")
             return None
         if answer.problem:
@@ -167,7 +167,7 @@ class Drafting:
     def close(self, wait_s: float) -> None:
         """No more questions; waits for the last answer, at most `wait_s`."""
         self.worker.stop()
-        self.worker.thread.join(0 if self.dismissed else wait_s)
+        self.worker.thread.join(0 if self.timed_out else wait_s)
 
 
 def described(error: BaseException) -> str:

@@ -23,8 +23,8 @@ from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
 from tune_kernels.decoder.errors import NumericsError
 from tune_kernels.decoder.on_torch import layer, model, ops
 from tune_kernels.decoder.on_torch.cache import KVCache
-from tune_kernels.decoder.request import rounds as speculate
 from tune_kernels.decoder.request import session
+from tune_kernels.decoder.request.drafting import Drafting
 from tune_kernels.schedules.recipe import Recipe
 
 Patch = pytest.MonkeyPatch
@@ -130,14 +130,14 @@ def kv_splits_by_rows(patch: Patch) -> None:
 
 
 def late_reply(patch: Patch) -> None:
-    """The reply of the round before is taken for this round's."""
-    answer = speculate.Lookahead.answer
+    """The branches of the round before are taken for this round's."""
+    branches = Drafting.branches
 
-    def wrong(self: Any, number: int, stats: Any) -> Any:
-        current = answer(self, number, stats)
+    def wrong(self: Any, prepared: Any) -> Any:
+        current = branches(self, prepared)
         before, self.before = getattr(self, "before", {}), current
         return before
-    patch.setattr(speculate.Lookahead, "answer", wrong)
+    patch.setattr(Drafting, "branches", wrong)
 
 
 def rope_pairs_adjacent(patch: Patch) -> None:
