@@ -23,7 +23,7 @@ from .cache import DeviceCache, Pass, cache_of, standing_in
 from .eagle3 import TritonEagle3Model
 from .graphs import WARM_UP, on
 from .layer import Prefill, launch_all
-from .network import DeviceNetwork, low_precision, nan_error
+from .network import DeviceNetwork, low_precision
 from .rounds import DeviceRounds
 from .workspace import Splits, new_workspace
 

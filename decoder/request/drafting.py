@@ -45,6 +45,9 @@ class Answer(Generic[T]):
     ended: float = 0.0
 
 
+Prepared = Future[Answer[Branch]] | None  # branches to come; None where the drafter isn't asked any more
+
+
 class Worker:
     """A thread that does one job after another. A daemon: a job that never ends doesn't keep the process."""
 
@@ -111,15 +114,15 @@ class Drafting:
         own = replace(outcome, emitted=list(outcome.emitted))
         self._tell("accept", lambda: self.drafter.accept(own))
 
-    def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> "Future[Answer[Branch]] | None":
-        """Begins to prepare branches; returns at once. None where the drafter isn't asked any more."""
+    def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Prepared:
+        """Begins to prepare branches; returns at once."""
         if self.dismissed:
             return None
         tokens, draft = list(tokens), list(draft)
         return self.worker.ask("prepare", lambda: checked_branches(
             self.drafter.prepare(tokens, draft, branches, length), branches, length, self.vocab_limit), {})
 
-    def branches(self, prepared: "Future[Answer[Branch]] | None") -> Branch:
+    def branches(self, prepared: Prepared) -> Branch:
         """The branches of `prepare`, waited for if need be."""
         if prepared is None:
             return {}

@@ -7,7 +7,8 @@ for the likely outcomes; a hit serves it, a miss drafts at once. Every emitted t
 import time
 from collections.abc import Iterator
 
-from .drafting import Drafting
+from ..drafter import Branch, Outcome
+from .drafting import Drafting, Prepared
 from .session import Session
 
 
@@ -22,10 +23,7 @@ def speculative(session: Session, drafting: Drafting, draft_length: int) -> Iter
     """SD: the drafter proposes, the target checks the whole draft in one pass."""
     while not session.finished:
         draft = propose(session, drafting, draft_length)
-        outcome = session.verify(draft)
-        session.emit(outcome)
-        if not session.finished:
-            drafting.accept(outcome)
+        finish_round(session, drafting, draft)
         yield
 
 
@@ -34,11 +32,7 @@ def speculative_speculative(session: Session, drafting: Drafting, draft_length: 
     draft = [] if session.finished else propose(session, drafting, draft_length)
     while not session.finished:
         prepared = drafting.prepare(session.tokens, draft, branches, session.room(draft_length))
-        outcome = session.verify(draft)
-        ready = drafting.branches(prepared)
-        session.emit(outcome)
-        if not session.finished:
-            drafting.accept(outcome)
+        outcome, ready = finish_round(session, drafting, draft, prepared)
         yield
         if session.finished:
             return
@@ -49,6 +43,19 @@ def speculative_speculative(session: Session, drafting: Drafting, draft_length: 
         else:
             session.stats.branch_hits += 1
             draft = served[:session.room(draft_length)]
+
+
+def finish_round(session: Session, drafting: Drafting, draft: list[int],
+                 prepared: Prepared = None) -> tuple[Outcome, Branch]:
+    """Verifies a draft, waits for the branches prepared meanwhile, emits the tokens and tells the drafter the outcome."""
+    outcome = session.verify(draft)
+    ready = drafting.branches(prepared)
+    if outcome.drafted < len(draft):
+        drafting.fault("the target's logits hold NaN or infinity beside its draft")
+    session.emit(outcome)
+    if not session.finished:
+        drafting.accept(outcome)
+    return outcome, ready
 
 
 def propose(session: Session, drafting: Drafting, draft_length: int) -> list[int]:

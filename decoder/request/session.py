@@ -58,12 +58,19 @@ class Session:
         return torch.cat(kept) if kept else None
 
     def verify(self, draft: list[int]) -> Outcome:
-        """One pass over the pending token and the draft; keeps what is right and forgets the rest."""
+        """One pass over the pending token and the draft; keeps the right tokens and forgets the rest.
+
+        Where it has no answer, it is repeated without the draft: a drafted token on which the target's own numbers overflow
+        reaches the rows beside it (0 x NaN is NaN), and AR never sees that token. The outcome's `drafted` is 0 then.
+        """
         started = time.perf_counter()
         assert all(0 <= token < self.model.vocab_limit for token in draft), f"drafted {draft}"
         base = len(self.tokens)
         hidden = self.model.forward([self.tokens[-1], *draft], Appended(self.cache, 1 + len(draft)), self.layers)
         emitted, self._entries = self._choose(hidden, draft)
+        if emitted[-1] < 0 and draft:
+            self.cache.rollback(base - 1)
+            return self.verify([])
         accepted = len(emitted) - 1
         self.cache.rollback(base + accepted)
         features = None if hidden.features is None else hidden.features[:accepted + 1]

@@ -267,3 +267,18 @@ def test_a_request_ends_before_a_row_without_an_answer(decoder: Decoder, monkeyp
     for mode in ("ar", *SPECULATIVE):
         result = decoder.generate(PROMPT, mode, max_new_tokens=20, draft_length=8, stop_token_ids=[emitted[at]])
         assert (result.token_ids, result.finish_reason) == (emitted[:at + 1], "stop")
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+def test_a_drafted_token_that_breaks_the_targets_own_numbers(mode: str, tiny_shape: ModelShape,
+                                                             recipe_of: Callable[..., Recipe]) -> None:
+    """F3: its values are NaN, and 0 x NaN is NaN in the rows beside it: the pass is repeated without the draft."""
+    decoder = Decoder.load("random:1", tiny_shape, recipe_of("fp32"), capacity=100)
+    ar = decoder.generate(PROMPT, "ar", max_new_tokens=14)
+    wrong = 60 if 60 not in ar.token_ids else 59
+    decoder.model.embedding[wrong] = torch.nan
+    decoder.drafter = BadDrafter(draft=lambda tokens, length: [ar.token_ids[len(tokens) - len(PROMPT)], wrong, 1][:length])
+    result = decoder.generate(PROMPT, mode, max_new_tokens=14)
+    assert result.token_ids == ar.token_ids
+    assert result.stats.drafter_faults > 0
+    assert "beside its draft" in result.stats.warnings[-1]

@@ -22,7 +22,7 @@ from .values import hashed
 
 if TYPE_CHECKING:
     from ....decoder import Decoder
-    from ....decoder.engine import Result
+    from ....decoder.request.stream import Result
 
 T = TypeVar("T")
 Chosen = tuple[tuple[str, Schedule], ...]  # schedules by kernel, in the decoder's order
