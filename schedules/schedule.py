@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from ..shapes.errors import UserError
 from ..shapes.fields import nearest, shown
@@ -161,7 +161,7 @@ def _types(kind: type) -> dict[str, object]:
     return get_type_hints(kind)
 
 
-def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: str,
+def schedule_from_dict(kind: type[Schedule], table: Mapping[str, object], where: str,
                        error: type[UserError] = ScheduleError) -> Schedule:
     """A schedule from its knobs. Raises `error` for a knob that is unknown, missing or of the wrong kind."""
     for name, value in table.items():
@@ -171,10 +171,10 @@ def schedule_from_dict(kind: type[Schedule], table: Mapping[str, Any], where: st
     for name in needed:
         if name not in table:
             raise error(f"{where}: knob {name} is missing", expected=f"each of {', '.join(needed)}")
-    return kind(**table)
+    return kind(**table)  # type: ignore[arg-type]  # each knob was checked above
 
 
-def schedule_of(table: Mapping[str, Any], where: str, error: type[UserError] = ScheduleError) -> Schedule:
+def schedule_of(table: Mapping[str, object], where: str, error: type[UserError] = ScheduleError) -> Schedule:
     """A schedule from all its knobs, which say of what kind it is. Raises `error` where no kind has just these."""
     for kind in KINDS:
         if set(table) == set(knobs(kind)):

@@ -11,10 +11,9 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..shapes.fields import Fields, read_fields, require_name, shown
 from ..shapes.files import locked, replace_text
@@ -41,7 +40,7 @@ class Key:
     toolchain: Toolchain
     kernel_digest: str
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, object]:
         """Each part by name, as it is shown where it differs."""
         return {"kernel": self.kernel, "shape": shape_to_dict(self.shape), "target": self.target, "recipe": self.recipe,
                 "Triton": self.toolchain.triton, "ptxas": self.toolchain.ptxas, "flags": dict(self.toolchain.flags),
@@ -205,7 +204,7 @@ def _not_promoted(key: Key, folders: Sequence[Path], refused: list[str]) -> NotP
                        expected=", ".join(f"{name} {wanted[name]}" for name in differ))
 
 
-def _nearest(wanted: dict[str, Any], folders: Sequence[Path]) -> tuple[dict[str, Any], list[str]] | None:
+def _nearest(wanted: Mapping[str, object], folders: Sequence[Path]) -> tuple[dict[str, object], list[str]] | None:
     """The parts of the row of this kernel that differs in the fewest, and their names."""
     try:
         rows = rows_like(folders, lambda row: row.kernel == wanted["kernel"])

@@ -62,7 +62,7 @@ class Rule:
 class From:
     """In Annotated: the function that makes the value from its table, as `shape_from_dict` does for any kernel's shape."""
 
-    make: Callable[[Mapping[str, Any], str, type[UserError]], object]
+    make: Callable[[Mapping[str, object], str, type[UserError]], object]
 
 
 Count = Annotated[int, Rule("a whole number, 0 or more", lambda n: 0 <= n < 2**53)]

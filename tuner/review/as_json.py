@@ -2,16 +2,17 @@
 
 import dataclasses
 import json
-from typing import Any
 
 from ...schedules.promoted import PromotedSchedule, row_to_dict
+from ...schedules.schedule import schedule_to_dict
+from ...shapes.model import shape_to_dict
 from .compare import Diff, Entry, RowDiff
 from .summary import Summary, summarise
 
 SCHEMA = "tune-kernels/diff/1"
 
 
-def diff_to_dict(diff: Diff) -> dict[str, Any]:
+def diff_to_dict(diff: Diff) -> dict[str, object]:
     return {"schema": SCHEMA, "old": diff.old, "new": diff.new, "kind": diff.kind, "summary": _summary(summarise(diff)),
             "findings": [dataclasses.asdict(f) for f in diff.findings], "rows": [_row(row) for row in diff.rows]}
 
@@ -21,16 +22,16 @@ def render_json(diff: Diff, indent: int | None = 1) -> str:
     return json.dumps(diff_to_dict(diff), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _summary(summary: Summary) -> dict[str, Any]:
+def _summary(summary: Summary) -> dict[str, object]:
     table = dataclasses.asdict(summary)
     table["toolchain"] = [{**dataclasses.asdict(change), "rows": n} for change, n in summary.toolchain]
     table["verdicts"] = [{"old": old, "new": new, "variants": n} for (old, new), n in summary.verdicts.items()]
     return table
 
 
-def _row(row: RowDiff) -> dict[str, Any]:
+def _row(row: RowDiff) -> dict[str, object]:
     parts = ("knobs", "facts", "toolchain", "places")
-    return {"id": row.id, "status": row.status, "kernel": row.entry.kernel, "shape": dict(row.entry.shape),
+    return {"id": row.id, "status": row.status, "kernel": row.entry.kernel, "shape": shape_to_dict(row.entry.shape),
             "old": _entry(row.old), "new": _entry(row.new), "kernel_changed": row.kernel_changed,
             **{name: [dataclasses.asdict(c) for c in getattr(row, name)] for name in parts},
             **{name: dataclasses.asdict(found) if (found := getattr(row, name)) else None
@@ -38,16 +39,16 @@ def _row(row: RowDiff) -> dict[str, Any]:
             "findings": [f.code for f in row.findings]}
 
 
-def _entry(entry: Entry | None) -> dict[str, Any] | None:
+def _entry(entry: Entry | None) -> dict[str, object] | None:
     """Without what the row says already: its lines are in `code` where they matter."""
     if entry is None:
         return None
     fields = ("target", "model", "recipe", "identity", "kernel_digest")
-    return {**{name: getattr(entry, name) for name in fields}, "schedule": dict(entry.schedule), "facts": dict(entry.facts),
-            "toolchain": dict(entry.toolchain), "promoted": _promoted(entry.promoted)}
+    return {**{name: getattr(entry, name) for name in fields}, "schedule": schedule_to_dict(entry.schedule),
+            "facts": vars(entry.facts), "toolchain": dict(entry.toolchain), "promoted": _promoted(entry.promoted)}
 
 
-def _promoted(row: PromotedSchedule | None) -> dict[str, Any] | None:
+def _promoted(row: PromotedSchedule | None) -> dict[str, object] | None:
     """What of a promoted row isn't elsewhere in the entry."""
     if row is None:
         return None

@@ -4,7 +4,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from . import words as words
+from . import words
 from .compare import Change, Diff, RowDiff
 from .summary import lines, summarise
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...schedules.store import PromotedFile
-from . import words as words
+from . import words
 from .check import checked
 from .compare import PROMOTED, Change, Collection, Diff, RowDiff, compare, promoted_entries
 from .evidence import OTHER_CLASS, PRESENT

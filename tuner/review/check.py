@@ -11,8 +11,8 @@ from ...schedules.promoted import EDITED, FAILED, MISSING, PromotedSchedule
 from ...shapes.errors import ShapeError
 from ...shapes.target import load_sku
 from ..offline.inspection import instruction_reasons
-from . import evidence as evidence
-from .compare import PROMOTED, Diff, Finding, RowDiff
+from . import evidence
+from .compare import ACCEPTED, PROMOTED, Diff, Finding, RowDiff
 from .evidence import EvidenceState
 from .times import SLOWER, verdict_of
 from .words import change_of, row_name
@@ -90,9 +90,9 @@ def _slower(row: RowDiff, new: PromotedSchedule) -> list[tuple[str, str]]:
 def _of_variant(row: RowDiff) -> list[tuple[str, str]]:
     if row.old is None or row.new is None:
         return []
-    if (row.old.facts["verdict"], row.new.facts["verdict"]) != ("accepted", "rejected"):
+    if row.old.facts.verdict != ACCEPTED or not row.new.facts.rejected:
         return []
-    return [(OF_REASON.get(code, "rejected"), f"accepted before, rejected now: {code}") for code in row.new.facts["reasons"]]
+    return [(OF_REASON.get(code, "rejected"), f"accepted before, rejected now: {code}") for code in row.new.facts.reasons or ()]
 
 
 def _short(digest: str | None) -> str:

@@ -48,7 +48,7 @@ def _decided(row: RowDiff) -> bool:
 
 
 def _cubin(entry: Entry | None) -> str | None:
-    return entry.facts.get("cubin_sha256") if entry else None
+    return entry.facts.cubin_sha256 if entry else None
 
 
 def _by_cubin(bundle: Path) -> Iterator[tuple[str, Place]]:

@@ -9,7 +9,7 @@ import click
 from ...schedules.errors import ScheduleError
 from ..errors import ReportError
 from ..offline.record import write_text
-from . import words as words
+from . import words
 from .check import checked
 from .code import with_code
 from .compare import Diff, compare

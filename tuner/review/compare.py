@@ -2,50 +2,74 @@
 
 An entry is a promoted schedule or a variant of an offline report. Entries pair by kernel and shape (variants by schedule
 too), and by SKU or target, model and recipe; where a side holds one of these only, it pairs with the other side's one, so that
-two recipes, two targets or two SKUs compare. Where entries come from is `diff_source`'s business, how a difference looks that
-of `diff_text`, `diff_markdown`, `diff_html` and `diff_json`.
+two recipes, two targets or two SKUs compare. `source` reads entries; as_text, as_markdown, as_html and as_json show a difference.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from ...schedules.promoted import PromotedSchedule
-from ...schedules.schedule import schedule_to_dict
+from ...schedules.promoted import Artefact, PromotedSchedule, Toolchain
+from ...schedules.schedule import Schedule, schedule_to_dict
 from ...schedules.store import PromotedFile
-from ...shapes.model import shape_to_dict
+from ...shapes.model import KernelShape, shape_to_dict
 from ..offline.report import Report, Variant
 from .evidence import Bits, EvidenceState, Kernels, bits_of, evidence_of, installed_kernels
 from .times import TimeChange, time_change
 
 STATUSES = ("changed", "added", "removed", "unchanged")
 PROMOTED, REPORT = "promoted", "report"
-FACTS = ("verdict", "stage", "reasons", "instructions", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "registers",
-         "shared_bytes", "tmem_columns", "blocks_per_sm", "cubin_sha256")  # what decides most comes first
-NUMBERS = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
 AXES = ("target", "model", "recipe")
+ACCEPTED, REJECTED = "accepted", "rejected"
+
+Value = str | int | float | bool | tuple[str, ...] | None  # of a field that may change; None: this side doesn't have it
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of an artefact, in the order of importance. verdict, stage and reasons (their codes): of a report's variant;
+    the rest is None in one that was rejected early."""
+
+    verdict: str | None = None
+    stage: str | None = None
+    reasons: tuple[str, ...] | None = None
+    instructions: tuple[str, ...] | None = None
+    spill_store_bytes: int | None = None
+    spill_load_bytes: int | None = None
+    stack_bytes: int | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    tmem_columns: int | None = None
+    blocks_per_sm: int | None = None
+    cubin_sha256: str | None = None
+
+    @property
+    def rejected(self) -> bool:
+        """Whether it is a variant that was."""
+        return self.verdict == REJECTED
+
+
+FACTS = tuple(one.name for one in fields(Facts))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One side of a row. identity: schedule_id, or the variant's id; facts: those of FACTS that are known; toolchain: by name;
-    misplaced: why look-up never reads the row; lines: of TTGIR, PTX and the assembler's log; artefact: its key in the bundle
-    that the report lies in."""
+    """One side of a row. identity: schedule_id, or the variant's id; toolchain: by name; misplaced: why look-up never reads the
+    row; lines: of TTGIR, PTX and the assembler's log; artefact: its key in the bundle that the report lies in."""
 
     target: str
     model: str
     recipe: str
     kernel: str
-    shape: Mapping[str, Any]
-    schedule: Mapping[str, Any]
+    shape: KernelShape
+    schedule: Schedule
     identity: str
-    facts: Mapping[str, Any]
+    facts: Facts
     kernel_digest: str
-    toolchain: Mapping[str, Any]
+    toolchain: Mapping[str, Value]
     misplaced: str = ""
     lines: tuple[str, ...] = ()
     artefact: str | None = None
@@ -66,11 +90,11 @@ class Collection:
 
 @dataclass(frozen=True)
 class Change:
-    """One field that differs. None: this side doesn't have it."""
+    """One field that differs."""
 
     name: str
-    old: Any
-    new: Any
+    old: Value
+    new: Value
 
 
 @dataclass(frozen=True)
@@ -156,13 +180,9 @@ def promoted_entries(files: Iterable[PromotedFile]) -> tuple[Entry, ...]:
 
 
 def _promoted_entry(row: PromotedSchedule, model: str) -> Entry:
-    facts = {name: getattr(row.artefact, name) for name in FACTS if hasattr(row.artefact, name)}
-    flags = {name: _plain(value) for name, value in sorted(row.toolchain.flags.items())}
-    toolchain = {"Triton": row.toolchain.triton, "ptxas": row.toolchain.ptxas, **flags, "driver": row.recorded.driver,
-                 "CUDA": row.recorded.cuda}
-    return Entry(row.target, model, row.recipe, row.kernel, shape_to_dict(row.shape), schedule_to_dict(row.schedule),
-                 row.schedule_id, {**facts, "instructions": sorted(row.artefact.instructions)}, row.kernel_digest, toolchain,
-                 promoted=row)
+    toolchain = {**_toolchain(row.toolchain), "driver": row.recorded.driver, "CUDA": row.recorded.cuda}
+    return Entry(row.target, model, row.recipe, row.kernel, row.shape, row.schedule, row.schedule_id, _facts_of(row.artefact),
+                 row.kernel_digest, toolchain, promoted=row)
 
 
 def report_entries(report: Report) -> tuple[Entry, ...]:
@@ -170,21 +190,24 @@ def report_entries(report: Report) -> tuple[Entry, ...]:
 
 
 def _report_entry(variant: Variant, report: Report) -> Entry:
-    tools = report.toolchain.on(variant.target)
-    toolchain = {"Triton": tools.triton, "ptxas": tools.ptxas,
-                 **{name: _plain(value) for name, value in sorted(tools.flags.items())}}
-    table = variant.to_dict()
-    facts = {name: table[name] for name in FACTS}
-    facts["instructions"] = list(variant.facts.instructions) if variant.facts else None
-    facts["reasons"] = list(dict.fromkeys(r.code for r in variant.reasons))
+    known = _facts_of(variant.facts) if variant.facts else Facts()
+    facts = replace(known, verdict=variant.verdict, stage=variant.stage,
+                    reasons=tuple(dict.fromkeys(r.code for r in variant.reasons)))
     lines = dict.fromkeys([*(line for r in variant.reasons for line in r.lines), *variant.lines])
-    return Entry(variant.target, report.model, report.recipe, variant.kernel, table["shape"], table["schedule"], variant.id,
-                 facts, variant.kernel_digest, toolchain, lines=tuple(lines), artefact=variant.artefact)
+    return Entry(variant.target, report.model, report.recipe, variant.kernel, variant.shape, variant.schedule, variant.id, facts,
+                 variant.kernel_digest, _toolchain(report.toolchain.on(variant.target)), lines=tuple(lines),
+                 artefact=variant.artefact)
 
 
-def _plain(value: Any) -> Any:
-    """A value that can be a key: what is made of several becomes its JSON."""
-    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else value
+def _facts_of(artefact: Artefact) -> Facts:
+    return Facts(**{**vars(artefact), "instructions": tuple(sorted(artefact.instructions))})
+
+
+def _toolchain(tools: Toolchain) -> dict[str, Value]:
+    """By the names that people use. A flag that is made of several values becomes its JSON."""
+    flags = {name: value if isinstance(value, str | int | float | None) else json.dumps(value, sort_keys=True)
+             for name, value in sorted(tools.flags.items())}
+    return {"Triton": tools.triton, "ptxas": tools.ptxas, **flags}
 
 
 def compare(old: Collection, new: Collection) -> Diff:
@@ -209,8 +232,8 @@ def _only(side: Collection, axis: str) -> bool:
 
 def _key(entry: Entry, kind: str, joined: Sequence[str]) -> tuple[str, ...]:
     places = ["" if axis in joined else getattr(entry, axis) for axis in AXES]
-    schedule = json.dumps(dict(entry.schedule), sort_keys=True) if kind == REPORT else ""
-    return (*places, entry.kernel, json.dumps(dict(entry.shape), sort_keys=True), schedule)
+    schedule = json.dumps(schedule_to_dict(entry.schedule), sort_keys=True) if kind == REPORT else ""
+    return (*places, entry.kernel, json.dumps(shape_to_dict(entry.shape), sort_keys=True), schedule)
 
 
 def _row(key: tuple[str, ...], old: Entry | None, new: Entry | None, kernels: Kernels) -> RowDiff:
@@ -222,7 +245,7 @@ def _row(key: tuple[str, ...], old: Entry | None, new: Entry | None, kernels: Ke
         return replace(row, status="added" if old is None else "removed")
     if old == new:
         return row
-    row = replace(row, knobs=changes(old.schedule, new.schedule), facts=_facts(old.facts, new.facts),
+    row = replace(row, knobs=changes(vars(old.schedule), vars(new.schedule)), facts=_changed_facts(old.facts, new.facts),
                   toolchain=changes(old.toolchain, new.toolchain), kernel_changed=old.kernel_digest != new.kernel_digest)
     return row if _same(row, was, now) else replace(row, status="changed")
 
@@ -234,16 +257,16 @@ def _same(row: RowDiff, was: PromotedSchedule | None, now: PromotedSchedule | No
     return not (row.facts or row.knobs or row.kernel_changed)
 
 
-def _facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
-    """A variant that is rejected on both sides may have been compiled further on one, to audit the early reject: what the
-    other side doesn't know is no change."""
-    found = changes(old, new)
-    if old.get("verdict") == new.get("verdict") == "rejected":
+def _changed_facts(old: Facts, new: Facts) -> tuple[Change, ...]:
+    """A variant that is rejected on both sides may have been compiled further on one, to audit the early reject: a fact that one
+    side doesn't know is no change."""
+    found = changes(vars(old), vars(new))
+    if old.rejected and new.rejected:
         return tuple(c for c in found if c.name != "stage" and c.old is not None and c.new is not None)
     return found
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
+def changes(old: Mapping[str, Value], new: Mapping[str, Value]) -> tuple[Change, ...]:
     """The fields that differ, in the new side's order."""
     names = dict.fromkeys([*new, *old])
     return tuple(Change(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))

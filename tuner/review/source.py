@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from ...schedules import store
 from ...schedules.errors import ScheduleError
-from ...shapes.fields import Fields, parse_table
+from ...shapes.fields import Fields, Table, parse_table
 from ..errors import DiffError, ReportError
 from ..offline.report import read_report, report_from
 from . import git as diff_git
@@ -160,11 +159,11 @@ def _read(path: Path) -> bytes:
         raise DiffError(f"{path}: {e.strerror}", expected="a readable file") from None
 
 
-def _table(where: str, data: bytes) -> dict[str, Any]:
+def _table(where: str, data: bytes) -> Table:
     return parse_table(data, "JSON", where, ScheduleError)
 
 
-def _from_table(table: dict[str, Any], name: str, where: str, folder: Path | None) -> Collection:
+def _from_table(table: Table, name: str, where: str, folder: Path | None) -> Collection:
     """One file: an offline report or promoted schedules, as its schema says."""
     schema = table.get("schema")
     if isinstance(schema, str) and schema.startswith(store.FAMILY):
@@ -177,7 +176,7 @@ def _from_table(table: dict[str, Any], name: str, where: str, folder: Path | Non
         raise DiffError(f"{where}: schema {schema!r}", expected=WHAT) from e
 
 
-def _promoted(tables: Mapping[str, dict[str, Any]], name: str, places: Mapping[str, str] | None = None) -> Collection:
+def _promoted(tables: Mapping[str, Table], name: str, places: Mapping[str, str] | None = None) -> Collection:
     """Every promoted row of the files, in one collection. places: the path of each, in a folder of schedules. Raises
     ScheduleError."""
     count = sum(len(table["rows"]) for table in tables.values() if isinstance(table.get("rows"), list))

@@ -9,7 +9,7 @@ from functools import cache
 from ...schedules.promoted import Paired
 from ...shapes.errors import ShapeError
 from ...shapes.model import ModelShape, load_model_shape, shape_to_dict, shipped_names
-from . import words as words
+from . import words
 from .compare import STATUSES, Change, Diff, RowDiff
 from .evidence import OTHER_CLASS, installed_kernels
 from .times import SAME
@@ -70,8 +70,8 @@ def summarise(diff: Diff) -> Summary:
     differing = [row for row in rows if row.status in ("changed", "added")]
     everywhere = diff.everywhere
     tools = Counter(c for row in rows for c in row.toolchain if c not in everywhere)
-    verdicts = Counter((row.old.facts["verdict"], row.new.facts["verdict"]) for row in rows
-                       if row.old and row.new and "verdict" in row.new.facts)
+    verdicts = Counter((row.old.facts.verdict, row.new.facts.verdict) for row in rows
+                       if row.old and row.new and row.old.facts.verdict and row.new.facts.verdict)
     return Summary(
         {status: diff.count(status) for status in STATUSES}, tuple(_steps(rows)), tuple(_full_model(differing)),
         _sorted(row.time.verdict for row in differing if row.time),
@@ -123,7 +123,7 @@ def _model(name: str) -> ModelShape | None:
 def _is_the_models(row: RowDiff, model: ModelShape) -> bool:
     """Whether the row has the sizes that its kernel has in the model. The number format is the recipe's."""
     shapes = model.kernel_shapes()
-    sizes = {**row.entry.shape, **NUMBER_FORMAT}
+    sizes = {**shape_to_dict(row.entry.shape), **NUMBER_FORMAT}
     return row.entry.kernel in shapes and {**shape_to_dict(shapes[row.entry.kernel]), **NUMBER_FORMAT} == sizes
 
 

@@ -1,13 +1,12 @@
 """The words and numbers of a difference, the same in every format."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...schedules.promoted import Distribution
-from ...schedules.schedule import schedule_to_dict
+from ...shapes.model import KernelShape
 from ..offline.report import describe_schedule
-from .compare import Change, RowDiff, changes
+from .compare import Change, Facts, RowDiff, Value, changes
 from .evidence import OTHER_CLASS, EvidenceState
 from .times import NOT_COMPARABLE, SAME, TimeChange
 
@@ -24,24 +23,21 @@ def row_name(row: RowDiff) -> str:
     return f"{entry.kernel} {shape(entry.shape)} on {', '.join(p for p in places if p)}"
 
 
-def shape(table: Mapping[str, Any]) -> str:
+def shape(sizes: KernelShape) -> str:
     """The sizes by name; the element type alone; what is false, or one term, left out."""
-    said = {k: v for k, v in table.items() if v is not False and (k, v) != ("terms", 1)}
+    said = {k: v for k, v in vars(sizes).items() if v is not False and (k, v) != ("terms", 1)}
     return ", ".join(str(v) if isinstance(v, str) else k if v is True else f"{k} {v}" for k, v in said.items())
 
 
-def value(found: Any) -> str:
+def value(found: Value) -> str:
+    """`1,024`, `true`, `QGMMA HGMMA`, or a dash for a value that isn't known."""
     if found is None:
         return NONE
     if isinstance(found, bool):
         return str(found).lower()
     if isinstance(found, int):
         return f"{found:,}"
-    if isinstance(found, (list, tuple)):
-        return " ".join(map(str, found)) or "none"
-    if isinstance(found, dict):
-        return ", ".join(f"{k} {v}" for k, v in sorted(found.items())) or "none"
-    return str(found)
+    return " ".join(found) or "none" if isinstance(found, tuple) else str(found)
 
 
 def fact(one: Change) -> str:
@@ -109,41 +105,40 @@ def knobs(row: RowDiff) -> list[str]:
     """What changed in the schedule; where nothing can or did, all of it; of a new row, also what ran before it."""
     promoted = row.new.promoted if row.new else None
     before = promoted.timing.previous if promoted and row.old is None else None
-    differs = changes(schedule_to_dict(before.schedule), row.entry.schedule) if before else ()
+    differs = changes(vars(before.schedule), vars(row.entry.schedule)) if before else ()
     was = [f"before: {', '.join(f'{c.name} {value(c.old)}' for c in differs)}"] if differs else []
-    return [change(c) for c in row.knobs] or [describe_schedule(row.entry.schedule), *was]
+    return [change(c) for c in row.knobs] or [schedule(row), *was]
 
 
 def artefact(row: RowDiff) -> list[str]:
     """What changed in the artefact; of a row on one side, what it is."""
     if row.old is None or row.new is None:
-        return _facts(row.entry.facts)
+        return _known(row.entry.facts)
     old, new = row.old.facts, row.new.facts
-    if old.get("verdict") != new.get("verdict"):
-        return [f"{_verdict(old)} → {_verdict(new)}", *_facts(new if new["verdict"] == "accepted" else old)]
+    if old.verdict != new.verdict:
+        return [f"{_verdict(old)} → {_verdict(new)}", *_known(old if new.rejected else new)]
     found = [fact(c) for c in row.facts if c.name != "cubin_sha256"]
     return found or (["other machine code, alike in all that is read"] if row.facts else [])
 
 
-def _verdict(facts: Mapping[str, Any]) -> str:
-    return f"rejected ({value(facts['reasons'])})" if facts["verdict"] == "rejected" else str(facts["verdict"])
+def _verdict(facts: Facts) -> str:
+    return f"rejected ({value(facts.reasons)})" if facts.rejected else str(facts.verdict)
 
 
-def _facts(facts: Mapping[str, Any]) -> list[str]:
-    if facts.get("verdict") == "rejected":
+def _known(facts: Facts) -> list[str]:
+    if facts.rejected:
         return [_verdict(facts)]
-    spilled = f"spills {value(facts['spill_store_bytes'])} B, loads {value(facts['spill_load_bytes'])} B"
-    instructions = value(facts["instructions"]) if facts["instructions"] else "no tensor-core instruction"
-    return [instructions, f"{value(facts['registers'])} registers",
-            spilled if facts["spill_store_bytes"] or facts["spill_load_bytes"] else "no spill"]
+    spilled = f"spills {value(facts.spill_store_bytes)} B, loads {value(facts.spill_load_bytes)} B"
+    return [" ".join(facts.instructions or ()) or "no tensor-core instruction", f"{value(facts.registers)} registers",
+            spilled if facts.spill_store_bytes or facts.spill_load_bytes else "no spill"]
 
 
 def whole_artefact(row: RowDiff) -> list[str]:
     """All that was read in the artefact of the row's side that `entry` is."""
     facts = row.entry.facts
-    rest = [f"{value(facts[n])} {FACT_NAMES[n]}" for n in ("stack_bytes", "shared_bytes", "tmem_columns", "blocks_per_sm")
-            if facts.get(n)]
-    return [*_facts(facts), *rest] if facts.get("verdict") != "rejected" else _facts(facts)
+    rest = {"stack_bytes": facts.stack_bytes, "shared_bytes": facts.shared_bytes, "tmem_columns": facts.tmem_columns,
+            "blocks_per_sm": facts.blocks_per_sm}
+    return [*_known(facts), *(f"{value(n)} {FACT_NAMES[name]}" for name, n in rest.items() if n and not facts.rejected)]
 
 
 def bits(row: RowDiff) -> str:
@@ -167,7 +162,7 @@ def notes(row: RowDiff, everywhere: Sequence[Change] = ()) -> list[str]:
 
 def schedule(row: RowDiff) -> str:
     """The whole schedule of the row's side that `entry` is, in words."""
-    return describe_schedule(row.entry.schedule)
+    return describe_schedule(vars(row.entry.schedule))
 
 
 def counted(count: int, what: str) -> str:

@@ -61,7 +61,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def row(diff: Diff, kernel: str, **knobs: Any) -> RowDiff:
-    found = [r for r in diff.rows if r.entry.kernel == kernel and all(r.entry.schedule[k] == v for k, v in knobs.items())]
+    found = [r for r in diff.rows
+             if r.entry.kernel == kernel and all(getattr(r.entry.schedule, k) == v for k, v in knobs.items())]
     assert len(found) == 1
     return found[0]
 
@@ -83,7 +84,7 @@ def test_the_eight_row_fallback_disappears_in_triton_39(toolchains: Diff) -> Non
     fallback = row(toolchains, "down", row_tile=4)
     assert toolchains.rows[0] is fallback, "a verdict that changed comes first"
     assert facts(fallback)["verdict"] == ("rejected", "accepted")
-    assert facts(fallback)["reasons"] == (["wrong_instruction"], [])
+    assert facts(fallback)["reasons"] == (("wrong_instruction",), ())
     assert fallback.code
     assert any("tt.dot" in line or "mma.sync" in line for line in fallback.code.old_lines), "TTGIR, or PTX where it was audited"
     assert any("tcgen05.mma" in line for line in fallback.code.new_lines), "PTX, from the report"
@@ -118,7 +119,7 @@ def test_two_targets(reports: Path) -> None:
     diff = difference("sm_103", "sm_90", reports)
     assert next((c.name, c.old, c.new) for c in diff.everywhere) == ("target", "sm_103", "sm_90")
     swapped = row(diff, "down", row_tile=16)
-    assert facts(swapped)["instructions"] == (["UTCQMMA"], ["QGMMA"])
+    assert facts(swapped)["instructions"] == (("UTCQMMA",), ("QGMMA",))
     assert swapped.code and {c.name for c in swapped.code.counts} == {"UTCQMMA", "QGMMA"}
     assert row(diff, "down", row_tile=4).status == "unchanged", "rejected on both, for one reason"
 
