@@ -92,7 +92,8 @@ class TritonModel(DeviceNetwork):
 
     def prefill(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
         """See backend.Model.prefill. Rows are filled up to a power of two where the cache has room for it, so that few graphs
-        serve all prompts; what the extra rows leave lies past the cursor."""
+        serve all prompts: with the last token, so that the extra rows hold nothing that the prompt doesn't. What they leave lies
+        past the cursor."""
         if len(tokens) > self.prefill_rows:
             raise RequestError(f"a prefill pass of {len(tokens)} rows", expected=f"at most {self.prefill_rows}")
         with self.lock, torch.inference_mode(), on(self.device):
@@ -101,7 +102,7 @@ class TritonModel(DeviceNetwork):
             room = cache.slots - first
             filled = max(1 << (count - 1).bit_length(), FEWEST_ROWS)
             launched = filled if filled <= min(room, phase.space.rows) else count
-            self.prompt[:launched].copy_(torch.tensor([*tokens, *[0] * (launched - count)], dtype=torch.int32))
+            self.prompt[:launched].copy_(torch.tensor([*tokens, *tokens[-1:] * (launched - count)], dtype=torch.int32))
             self.inputs.upload([], first)
             cache.graphs.run(("prefill", launched, layers), lambda: launch_all(
                 self.launches(phase, self.prompt, Pass(cache, self.inputs.length, launched), layers)))

@@ -251,7 +251,7 @@ def test_lm_head(terms: int, fp8: bool, device: str) -> None:
     w = replace(w, bias=None)
     w.w[30] = w.w[17]
     w.w[40] = w.w[2]
-    schedule = HeadSchedule(BLOCK_N=16, BLOCK_K=16, num_stages=2, num_warps=4)
+    schedule = HeadSchedule(BLOCK_N=16, BLOCK_K=32, num_stages=2, num_warps=4)
     logits = lm_head.lm_head_logits(x, w, schedule=schedule, numerics=NUMERICS)
     close(logits, expected_linear(x, w), 11)
     ids = ints([7 * i % 45 for i in range(45)], device)

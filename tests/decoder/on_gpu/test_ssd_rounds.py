@@ -59,6 +59,7 @@ def recorded(patch: pytest.MonkeyPatch, place: Any, prepare: Callable[..., Branc
 def tables(patch: pytest.MonkeyPatch) -> list[Branch]:
     """The branches of each round on the device, which is launched round for round: a graph can't be looked into."""
     patch.setattr(Graphs, "run", lambda self, key, launches: launches())
+    patch.setattr(Graphs, "prepare", lambda self, key, launches: None)
     prepare = SsdRounds.prepare
 
     def read(self: SsdRounds, length: int, most: int, drafted: bool) -> Branch:
