@@ -1,29 +1,28 @@
 #!/usr/bin/env python
-"""AR tokens/s of this decoder and of Hugging Face's transformers, on one GPU in one run, one request, Qwen2.5-7B's shape.
+"""Times AR on one GPU, one request: this decoder and Hugging Face's transformers, in one run, with Qwen2.5-7B's shape.
 
-Hugging Face in bf16, eager with its growing cache and with a static cache under torch.compile; this decoder under fp8-v1
-with promoted schedules, and its bf16 recipe. Weights are random: right for time, not for text.
+    python scripts/bench_peers.py [--out FILE.json]
 
-    python scripts/bench_peers.py --out peers.json
+Hugging Face in bf16: eager with its growing cache, and with a static cache under torch.compile. This decoder: fp8-v1 with
+promoted schedules, and bf16. Weights are random: right for time, not for text. Prints a line per decoder, then one JSON line.
 """
 
-import argparse
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 import triton
+from common import parser, publish, run
 from transformers import AutoModelForCausalLM, Qwen2Config, StaticCache
 from tune_kernels.decoder import Decoder
-from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.model import ModelShape, load_model_shape
+from tune_kernels.tuner.on_gpu.worker import gpu_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SCHEMA = "tune-kernels/bench-peers/1"
 PROMPT, NEW_TOKENS, REPEATS = 128, 256, 3
@@ -37,15 +36,15 @@ def config_of(shape: ModelShape) -> Qwen2Config:
                        rope_theta=shape.rope_theta, tie_word_embeddings=shape.tie_embeddings)
 
 
-def median_rate(decode: Callable[[], float]) -> dict[str, Any]:
-    """tokens/s of REPEATS runs after one that warms up; `decode` returns the seconds of NEW_TOKENS - 1 tokens."""
+def median_rate(decode: Callable[[], float]) -> dict[str, object]:
+    """Median tokens/s of REPEATS runs, after one that warms up; `decode` returns the seconds of NEW_TOKENS - 1 tokens."""
     decode()
     seconds = sorted(decode() for _ in range(REPEATS))
     return {"tokens_per_s": (NEW_TOKENS - 1) / seconds[REPEATS // 2], "seconds": seconds}
 
 
 @torch.inference_mode()
-def hugging_face(model: Any, ids: torch.Tensor, compiled: bool) -> float:
+def hugging_face(model: "PreTrainedModel", ids: torch.Tensor, compiled: bool) -> float:
     """Seconds of NEW_TOKENS - 1 greedy tokens after the first."""
     cache = StaticCache(config=model.config, max_cache_len=PROMPT + NEW_TOKENS) if compiled else None
     out = model(ids, past_key_values=cache, use_cache=True, cache_position=torch.arange(PROMPT, device="cuda"))
@@ -60,20 +59,20 @@ def hugging_face(model: Any, ids: torch.Tensor, compiled: bool) -> float:
     return time.perf_counter() - began
 
 
-def ours(decoder: Any, ids: list[int]) -> float:
+def ours(decoder: Decoder, ids: list[int]) -> float:
     """Seconds of NEW_TOKENS - 1 tokens after the first."""
     result = decoder.generate(ids, "ar", max_new_tokens=NEW_TOKENS, ignore_eos=True)
     return float((NEW_TOKENS - 1) / result.stats.decode_tokens_per_s)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The record."""
-    shape = load_model_shape(options.model)
+def measure(name: str) -> dict[str, dict[str, object]]:
+    """Rates by decoder. name: of a model's shape."""
+    shape = load_model_shape(name)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, shape.vocab_size, (PROMPT,), generator=generator).tolist()
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, object]] = {}
     for recipe in ("fp8-v1", "bf16"):
-        decoder = Decoder.load("random:0", options.model, recipe, None, backend="triton", device="cuda", capacity=1024,
+        decoder = Decoder.load("random:0", name, recipe, None, backend="triton", device="cuda", capacity=1024,
                                allow_untuned=True)
         found[f"tune-kernels {recipe}"] = median_rate(partial(ours, decoder, ids))
         del decoder
@@ -84,29 +83,20 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     found["transformers eager"] = median_rate(partial(hugging_face, model, tensor, False))
     model.compiled_step = torch.compile(model, mode="reduce-overhead", fullgraph=False)
     found["transformers static cache, torch.compile"] = median_rate(partial(hugging_face, model, tensor, True))
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
-    return {"schema": SCHEMA, "model": options.model, "gpu": torch.cuda.get_device_name(), "driver": driver.stdout.split()[0],
-            "torch": torch.__version__, "triton": triton.__version__, "transformers": transformers.__version__, "prompt": PROMPT,
-            "new_tokens": NEW_TOKENS, "repeats": REPEATS, "rates": found}
+    return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2.5-7b")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    record = run(options)
-    text = json.dumps(record, sort_keys=True)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n")
-    print("\n".join(f"{name:45s} {rate['tokens_per_s']:6.0f} tokens/s" for name, rate in record["rates"].items()))
-    print(text)
+    options = parser(__doc__)
+    options.add_argument("--model", default="qwen2.5-7b", help="a shape of the Qwen2 family")
+    given = options.parse_args()
+    machine, found = gpu_state.this_machine(), measure(given.model)
+    print("\n".join(f"{name:45s} {rate['tokens_per_s']:6.0f} tokens/s" for name, rate in found.items()))
+    publish({"schema": SCHEMA, "model": given.model, "gpu": machine.gpu, "driver": machine.driver, "torch": torch.__version__,
+             "triton": triton.__version__, "transformers": transformers.__version__, "prompt": PROMPT, "new_tokens": NEW_TOKENS,
+             "repeats": REPEATS, "rates": found}, given.out)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (UserError, OSError) as e:
-        sys.exit(f"error: {e}")
+    run(main)

@@ -1,25 +1,23 @@
 #!/usr/bin/env python
-"""How far timings can be trusted: one candidate under two names, a planted slowdown, the smallest difference resolved.
+"""Calibrates the timings of --on-gpu: false wins between equals, a planted slowdown, the smallest difference resolved.
 
-    python scripts/calibrate_timing.py --bundle build/offline --out calibration.json     on a GPU: records, then says
-    python scripts/calibrate_timing.py --replay calibration.json                         without one: says
-    python scripts/calibrate_timing.py --run build/on-gpu                                from runs of --on-gpu
+    python scripts/calibrate_timing.py --bundle build/offline --out FILE.json     on a GPU: record, then evaluate
+    python scripts/calibrate_timing.py --replay FILE.json                         without a GPU: evaluate a recording
+    python scripts/calibrate_timing.py --run build/on-gpu                         without a GPU: evaluate runs of --on-gpu
 
-A run's finalists are compared with themselves, even rounds against odd ones: each on its own, and judged as the run did, which
-shares the error among all of a confirmation. Two runs of one model: in how many contests the winner was the same.
+On a GPU, each kernel's incumbent is timed against itself under two names. With --run, each finalist of a run is compared with
+itself, even rounds against odd ones: alone, and with the error shared among all of a confirmation, as the run decided. Of several
+runs of one model, also prints how many contests have the same winner.
 
-Prints a line a kernel, then one JSON line. Exit 1 where the method doesn't hold: more than 5% false wins, or the planted
-slowdown missed in more than 5%.
+Prints a line per kernel, then one JSON line. Exit 1 if more than 5% are false wins, or a planted slowdown of 3% is missed in more
+than 5%.
 """
 
-import argparse
 import dataclasses
-import json
-import sys
 from pathlib import Path
 
+from common import parser, publish, run
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.fields import read_fields
 from tune_kernels.tuner import pool
 from tune_kernels.tuner.errors import RecordingError
@@ -38,7 +36,7 @@ from tune_kernels.tuner.on_gpu.worker.measurer import GpuMeasurer, gpu_executor
 from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 ONE, OTHER = "one", "the same"
-AT_ONCE = 10  # comparisons in one task
+AT_ONCE = 10  # comparisons per task
 
 
 def record(bundle: Path, kernels: list[str], comparisons: int, scratch: Path) -> dict[str, list[Batch]]:
@@ -68,43 +66,43 @@ def record(bundle: Path, kernels: list[str], comparisons: int, scratch: Path) ->
 
 
 def line(kernel: str, found: Calibration) -> str:
-    """What one kernel's recording says."""
+    """The calibration of one kernel's recording, for a reader."""
     resolved = f"{100 * found.resolved:.2f}%" if found.resolved else "nothing under 20%"
     return (f"{kernel:<14} {found.comparisons} comparisons of {found.rounds} rounds: {found.false_wins} false wins, a planted 3% "
             f"found in {found.found}; smallest difference resolved: {resolved}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=Path("build/offline"))
-    parser.add_argument("--kernel", action="append", default=[], help="repeat for several; default: gate_up and merge")
-    parser.add_argument("--comparisons", type=int, default=120)
-    parser.add_argument("--out", type=Path, default=Path("build/calibration.json"))
-    parser.add_argument("--replay", type=Path)
-    parser.add_argument("--run", type=Path, action="append", default=[], help="repeat for several")
-    options = parser.parse_args()
-    if options.run:
-        runs = [recording.load(path) for path in options.run]
+    options = parser(__doc__)
+    options.set_defaults(out=Path("build/calibration.json"))
+    options.add_argument("--bundle", type=Path, default=Path("build/offline"), help="accepted artefacts")
+    options.add_argument("--kernel", action="append", help="repeat for several; without it gate_up and merge")
+    options.add_argument("--comparisons", type=int, default=120, help="of each kernel with itself")
+    options.add_argument("--replay", type=Path, metavar="FILE", help="a recording of this script")
+    options.add_argument("--run", type=Path, action="append", metavar="FOLDER", help="of --on-gpu; repeat for several")
+    given = options.parse_args()
+    if given.run:
+        runs = [recording.load(path) for path in given.run]
         compare_runs(runs)
         confirmed = [b for run in runs for c in run.contests.values() for b in c.batches if b.phase == "confirm"]
-        say({"each alone": calibrate_on(confirmed, shared=False)})
-        return say({"as confirmed": calibrate_on(confirmed)})
-    if options.replay:
-        kernels = read_fields(options.replay, RecordingError).inner("kernels")
+        evaluate({"each alone": calibrate_on(confirmed, shared=False)})
+        return evaluate({"as confirmed": calibrate_on(confirmed)})
+    if given.replay:
+        kernels = read_fields(given.replay, RecordingError).inner("kernels")
         batches = {k: [batch_of(b.read(StoredBatch), k) for b in kernels.items(k)] for k in kernels.table}
     else:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with pool.scratch_folder(options.out.parent.absolute()) as scratch:
-            batches = record(options.bundle, options.kernel or ["gate_up", "merge"], options.comparisons, scratch)
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        with pool.scratch_folder(given.out.parent.absolute()) as scratch:
+            batches = record(given.bundle, given.kernel or ["gate_up", "merge"], given.comparisons, scratch)
         machine = dataclasses.asdict(gpu_state.this_machine())
-        write_json(options.out, {"machine": machine, "kernels": {
+        write_json(given.out, {"machine": machine, "kernels": {
             k: [dataclasses.asdict(stored_batch(b)) for b in listed]
             for k, listed in batches.items()}})
-    return say({kernel: calibrate(listed, ONE, OTHER) for kernel, listed in batches.items()})
+    return evaluate({kernel: calibrate(listed, ONE, OTHER) for kernel, listed in batches.items()})
 
 
 def compare_runs(runs: list[recording.Recording]) -> None:
-    """Prints on how many winners runs of one model agree, over contests that both finished."""
+    """Prints how many contests that two runs of one model finished have the same winner."""
     same, names = 0, []
     for i, one in enumerate(runs):
         for other in (r for r in runs[i + 1:] if (r.model, r.target, r.recipe) == (one.model, one.target, one.recipe)):
@@ -120,16 +118,13 @@ def compare_runs(runs: list[recording.Recording]) -> None:
               f"{'; '.join(n for n in names if ': ' in n) or 'none'}")
 
 
-def say(found: dict[str, Calibration]) -> int:
-    """Prints it; 0 where the method holds."""
+def evaluate(found: dict[str, Calibration]) -> int:
+    """Prints the calibrations; 0 if all are within the limits."""
     for kernel, calibration in found.items():
         print(line(kernel, calibration))
-    print(json.dumps({kernel: dataclasses.asdict(c) for kernel, c in found.items()}))
+    publish({kernel: dataclasses.asdict(c) for kernel, c in found.items()}, None)
     return 0 if found and all(c.ok() for c in found.values()) else 1
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as e:
-        sys.exit(f"error: {e}")
+    run(main)

@@ -1,22 +1,21 @@
 #!/usr/bin/env python
-"""On a GPU: launches every accepted variant of an offline bundle without compiling, and checks what comes out.
+"""Checks an offline bundle on a GPU: launches every accepted variant, without compiling.
 
     python scripts/check_bundle.py --bundle build/offline [--out FILE.json]
 
-The checks of `tune-kernels --on-gpu` before anything is timed: the output against fp64 with poisoned outputs; 1 to 9 rows, each
-alone and among others, byte for byte; the same launch again; the numerics class. In this process, with no worker: the first
-that kills it ends the run. Prints a line a kernel, then one JSON line. Needs the Triton that made the bundle.
+These are the checks that `tune-kernels --on-gpu` makes before it times anything: outputs, poisoned before, against fp64; 1 to 9
+rows, each alone and among others, byte for byte; a repeated launch; the numerics class. They run in this process; a variant that
+kills it ends the run. Needs the Triton that made the bundle. Prints a line per kernel, then one JSON line. Exit 1 if one fails.
 """
 
-import argparse
 import dataclasses
 import json
-import sys
 import time
 from pathlib import Path
 
 import torch
 import triton
+from common import parser, publish, run
 from tune_kernels.kernels import registry
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.tuner.offline.report import Variant, read_report
@@ -29,7 +28,7 @@ from tune_kernels.tuner.on_gpu.worker.tasks import Problem
 
 
 def check(variant: Variant, target: str, recipe: str, bundle: Path) -> Checked:
-    """The checks of one variant. A candidate that raises is a finding, and the others still count."""
+    """The checks of one variant. An exception is a failure of this variant alone."""
     problem = Problem(variant.kernel, variant.shape, target, recipe, str(bundle))
     try:
         checks.require_artefact(problem, variant.schedule)
@@ -40,12 +39,11 @@ def check(variant: Variant, target: str, recipe: str, bundle: Path) -> Checked:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=Path("build/offline"))
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--bundle", type=Path, default=Path("build/offline"), help="the folder of an offline run")
+    given = options.parse_args()
     counter = count_calls()
-    report = read_report(options.bundle)
+    report = read_report(given.bundle)
     machine = gpu_state.this_machine()
     target, recipe = sku_of(machine), load_recipe(report.recipe)
     variants = [v for v in report.variants
@@ -53,7 +51,7 @@ def main() -> int:
     started = time.perf_counter()
     found: dict[str, list[tuple[str, Checked]]] = {}
     for variant in variants:
-        checked = check(variant, target.name, recipe.name, options.bundle.absolute())
+        checked = check(variant, target.name, recipe.name, given.bundle.absolute())
         found.setdefault(variant.kernel, []).append((variant.id, checked))
         if checked.failure:
             print(f"{variant.id} {variant.kernel}: {checked.failure.stage}: {checked.failure.detail}")
@@ -66,12 +64,12 @@ def main() -> int:
     result = {"gpu": machine.gpu, "driver": machine.driver, "torch": torch.__version__, "triton": triton.__version__,
               "target": target.arch, "variants": len(variants), "ok": right, "calls": dataclasses.asdict(counter.calls),
               "seconds": round(time.perf_counter() - started, 1)}
-    if options.out:
+    if given.out:
         listed = [{"id": i, "kernel": k, **dataclasses.asdict(stored_checked(c))} for k, mine in found.items() for i, c in mine]
-        options.out.write_text(json.dumps({**result, "found": listed}, sort_keys=True) + "\n")
-    print(json.dumps(result))
+        given.out.write_text(json.dumps({**result, "found": listed}, sort_keys=True) + "\n")
+    publish(result, None)
     return 0 if right == len(variants) and variants else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,54 +1,62 @@
-"""The real model, in full: six prompts, 128 tokens each, AR, SD (n-gram) and SSD (n-gram) against Hugging Face's greedy
-tokens in fp32. Prints a line a prompt and one JSON line; exit code 1 if a single token differs."""
+#!/usr/bin/env python
+"""Compares SmolLM2-135M in fp32 with Hugging Face: AR, SD and SSD on the six evaluation prompts, greedy.
 
-import json
-import sys
-import tomllib
-from pathlib import Path
+    python scripts/check_smollm2.py [--drafter ngram] [--out FILE.json]
 
-import click
+Prints a line per prompt, then one JSON line. Exit 1 if a single token differs.
+"""
+
+from dataclasses import asdict, dataclass
+
 import torch
+from common import evaluation_prompts, parser, publish, run
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.checkpoint.loader import SMOLLM2, load_checkpoint
 from tune_kernels.decoder.checks.reference import hugging_face_model
 
-PROMPTS = Path(__file__).parent.parent / "decoder" / "checks" / "data" / "prompts.toml"
+MODES = ("ar", "sd", "ssd")
 
 
-@click.command()
-@click.option("--weights", default=SMOLLM2, show_default=True)
-@click.option("--tokens", default=128, show_default=True)
-@click.option("--drafter", default="ngram", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
-def main(weights: str, tokens: int, drafter: str, out: Path | None) -> None:
-    """Compare the three decoders with Hugging Face on the six evaluation prompts."""
-    reference = hugging_face_model(load_checkpoint(weights, None, torch.device("cpu")), torch.float32)
-    decoder = Decoder.load(weights, recipe="fp32", drafter=drafter)
-    rows = []
-    for prompt in tomllib.loads(PROMPTS.read_text(encoding="utf-8"))["evaluation"]:
+@dataclass(frozen=True)
+class Compared:
+    """One prompt in one mode. tau: tokens per round."""
+
+    same: bool
+    rounds: int
+    tau: float
+    hit_rate: float
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--weights", default=SMOLLM2, help="a checkpoint")
+    options.add_argument("--tokens", type=int, default=128, help="new tokens per prompt")
+    options.add_argument("--drafter", default="ngram", help="of SD and SSD")
+    given = options.parse_args()
+    reference = hugging_face_model(load_checkpoint(given.weights, None, torch.device("cpu")), torch.float32)
+    decoder = Decoder.load(given.weights, recipe="fp32", drafter=given.drafter)
+    rows, same = [], True
+    for prompt in evaluation_prompts():
         chat = [{"role": "user", "content": prompt["text"]}]
         ids = decoder.token_ids(chat)
         with torch.inference_mode():
-            made = reference.generate(torch.tensor([ids]), max_new_tokens=tokens, do_sample=False, repetition_penalty=1.0,
+            made = reference.generate(torch.tensor([ids]), max_new_tokens=given.tokens, do_sample=False, repetition_penalty=1.0,
                                       pad_token_id=next(iter(decoder.eos_ids)))
         expected = made[0, len(ids):].tolist()
-        row: dict[str, object] = {"prompt": prompt["name"], "prompt_tokens": len(ids), "new_tokens": len(expected)}
-        for mode in ("ar", "sd", "ssd"):
-            result = decoder.generate(chat, mode, max_new_tokens=tokens)
-            row[mode] = {"same": result.token_ids == expected, "rounds": result.stats.rounds,
-                         "tau": round(result.stats.tokens_per_round, 3), "hit_rate": round(result.stats.hit_rate, 3)}
-        rows.append(row)
-        click.echo(f"{prompt['name']}: {len(ids)} + {len(expected)} tokens: " + ", ".join(
-            f"{mode} {'same' if row[mode]['same'] else 'DIFFERS'} in {row[mode]['rounds']} rounds"  # type: ignore[index]
-            for mode in ("ar", "sd", "ssd")))
-    same = all(row[mode]["same"] for row in rows for mode in ("ar", "sd", "ssd"))  # type: ignore[index]
-    text = json.dumps({"weights": decoder.source, "recipe": "fp32", "drafter": drafter, "tokens": tokens, "same": same,
-                       "rows": rows})
-    if out:
-        out.write_text(text + "\n", encoding="utf-8")
-    click.echo(text)
-    sys.exit(0 if same else 1)
+        found: dict[str, Compared] = {}
+        for mode in MODES:
+            result = decoder.generate(chat, mode, max_new_tokens=given.tokens)
+            found[mode] = Compared(result.token_ids == expected, result.stats.rounds, round(result.stats.tokens_per_round, 3),
+                                   round(result.stats.hit_rate, 3))
+        same = same and all(c.same for c in found.values())
+        rows.append({"prompt": prompt["name"], "prompt_tokens": len(ids), "new_tokens": len(expected),
+                     **{mode: asdict(c) for mode, c in found.items()}})
+        print(f"{prompt['name']}: {len(ids)} + {len(expected)} tokens: "
+              + ", ".join(f"{mode} {'same' if c.same else 'DIFFERS'} in {c.rounds} rounds" for mode, c in found.items()))
+    publish({"weights": decoder.source, "recipe": "fp32", "drafter": given.drafter, "tokens": given.tokens, "same": same,
+             "rows": rows}, given.out)
+    return 0 if same else 1
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

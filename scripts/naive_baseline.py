@@ -1,53 +1,50 @@
-"""The naive decoders (tune_kernels/decoder/bench/naive.py) alone on the six evaluation prompts. `tune-kernels bench --naive` runs
-them in turn with the decoder. Prints a line a mode and one JSON line."""
+#!/usr/bin/env python
+"""Times the naive decoders (decoder/bench/naive.py) alone, on a CPU, on the six evaluation prompts.
 
-import json
+    python scripts/naive_baseline.py [--dtype bfloat16] [--out FILE.json]
+
+`tune-kernels bench --naive` runs them in turn with the decoder. Prints a line per mode, then one JSON line.
+"""
+
 import statistics
-import tomllib
-from pathlib import Path
 
-import click
 import torch
+from common import evaluation_prompts, parser, publish, run
 from tune_kernels.decoder.bench.naive import MODES, Naive
 from tune_kernels.decoder.checkpoint.loader import SMOLLM2, resolve
 from tune_kernels.decoder.request.tokenizer import load_tokenizer
 from tune_kernels.decoder.stats import Stats
 
-PROMPTS = Path(__file__).parent.parent / "decoder" / "checks" / "data" / "prompts.toml"
 
-
-@click.command()
-@click.option("--weights", default=SMOLLM2, show_default=True, help="The target, and its own drafter where no other is named.")
-@click.option("--drafter", default=None, help="A small model of the same vocabulary, or ngram.")
-@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="float32", show_default=True)
-@click.option("--draft-length", default=4, show_default=True)
-@click.option("--tokens", default=32, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
-def main(weights: str, drafter: str | None, dtype: str, draft_length: int, tokens: int, out: Path | None) -> None:
-    """Time the naive decoders on the six evaluation prompts."""
-    naive = Naive(weights, None, drafter, getattr(torch, dtype), torch.device("cpu"))
-    tokenizer = load_tokenizer(resolve(weights))
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--weights", default=SMOLLM2, help="the target's checkpoint")
+    options.add_argument("--drafter", help="a small model of the same vocabulary, or ngram; without it the target itself")
+    options.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and activations")
+    options.add_argument("--draft-length", type=int, default=4, help="K")
+    options.add_argument("--tokens", type=int, default=32, help="new tokens per prompt")
+    given = options.parse_args()
+    naive = Naive(given.weights, None, given.drafter, getattr(torch, given.dtype), torch.device("cpu"))
+    tokenizer = load_tokenizer(resolve(given.weights))
     runs: dict[str, list[tuple[Stats, bool]]] = {mode: [] for mode in MODES}
-    for prompt in tomllib.loads(PROMPTS.read_text(encoding="utf-8"))["evaluation"]:
+    for prompt in evaluation_prompts():
         ids = tokenizer.encode_chat([{"role": "user", "content": prompt["text"]}])
         expected: list[int] = []
         for mode in MODES:
-            made, stats = naive.run(mode, ids, tokens, draft_length)
+            made, stats = naive.run(mode, ids, given.tokens, given.draft_length)
             expected = expected or made
             runs[mode].append((stats, made == expected))
     rows = {mode: {"tokens_per_s": statistics.median(stats.decode_tokens_per_s for stats, _ in of),
-                   "tokens_per_s_with_prefill": statistics.median(tokens / (s.prefill_s + s.decode_s) for s, _ in of),
+                   "tokens_per_s_with_prefill": statistics.median(given.tokens / (s.prefill_s + s.decode_s) for s, _ in of),
                    "same_as_ar": sum(same for _, same in of), "prompts": len(of), "rounds": sum(s.rounds for s, _ in of)}
             for mode, of in runs.items()}
     for mode, row in rows.items():
-        click.echo(f"{mode:4s} {row['tokens_per_s']:7.1f} tokens/s, {row['tokens_per_s_with_prefill']:.1f} with the prompt, same "
-                   f"as AR on {row['same_as_ar']} of {row['prompts']} prompts, {row['rounds']} rounds")
-    text = json.dumps({"weights": weights, "drafter": drafter or "the model itself", "dtype": dtype,
-                       "draft_length": draft_length, "tokens": tokens, "rows": rows}, sort_keys=True)
-    if out:
-        out.write_text(text + "\n", encoding="utf-8")
-    click.echo(text)
+        print(f"{mode:4s} {row['tokens_per_s']:7.1f} tokens/s, {row['tokens_per_s_with_prefill']:.1f} with the prompt, same as "
+              f"AR on {row['same_as_ar']} of {row['prompts']} prompts, {row['rounds']} rounds")
+    publish({"weights": given.weights, "drafter": given.drafter or "the model itself", "dtype": given.dtype,
+             "draft_length": given.draft_length, "tokens": given.tokens, "rows": rows}, given.out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,25 +1,24 @@
 #!/usr/bin/env python
-"""On a GPU: the old merge, one block of 512 partials a head, which spills, beside its tiled form and the recipe's, at short and
-long occupancy. The old forms merge chunks of 256 keys, 512 of them at most, as they did; the recipe's merges its own chunks.
+"""Times three merges of attention's partials on a GPU: an old kernel, its tiled form, and the recipe's, with few and many tokens.
 
     python scripts/time_merge.py [--model qwen2.5-7b] [--out FILE.json]
 
-The old kernel lives here alone, for this comparison; it is compiled here. Prints a line each, then one JSON line.
+The old kernel merges 512 partials of a head at once, which spills; its tiled form takes 32 dimensions at a time. Both merge
+chunks of 256 keys, at most 512 of them. The recipe's kernel merges its own chunks. The old kernel exists only here, and is
+compiled here. Prints a line per measurement, then one JSON line.
 """
 
 # mypy: disallow-untyped-defs=False
-import argparse
-import json
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import triton
 import triton.language as tl
+from common import parser, publish, run
 from tune_kernels.kernels.registry import default_schedule
 from tune_kernels.schedules.recipe import Recipe, load_recipe
+from tune_kernels.schedules.schedule import MergeSchedule
 from tune_kernels.shapes.model import MergeShape, load_model_shape
 from tune_kernels.tuner.on_gpu.samples.machine import sku_of
 from tune_kernels.tuner.on_gpu.samples.timing import Batch, distribution, paired, ratios
@@ -61,7 +60,7 @@ def old_merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS:
 
 
 class Merges(MergeCase):
-    """The old forms over their chunks, and the kernel of now over the recipe's."""
+    """The old kernel over chunks of OLD_CHUNK keys, and today's over the recipe's."""
 
     def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands, tokens: int) -> None:
         assert tokens + CLASS_ROWS[-1] <= OLD_CHUNK * Old.SPLITS
@@ -69,7 +68,7 @@ class Merges(MergeCase):
         super().__init__(shape, replace(recipe, kv_chunk=OLD_CHUNK), make)
         self.now = MergeCase(shape, recipe, make)
 
-    def timed(self, schedule: Any, copy: int) -> None:
+    def timed(self, schedule: Old | MergeSchedule, copy: int) -> None:
         if not isinstance(schedule, Old):
             self.now.timed(schedule, copy)
             return
@@ -82,14 +81,13 @@ class Merges(MergeCase):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2.5-7b")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--model", default="qwen2.5-7b", help="a model's shape")
+    given = options.parse_args()
     target, recipe = sku_of(gpu_state.this_machine()), load_recipe("fp8-v1")
-    shape = load_model_shape(options.model).kernel_shapes()["merge"]
+    shape = load_model_shape(given.model).kernel_shapes()["merge"]
     assert isinstance(shape, MergeShape)
-    candidates: dict[str, Any] = {"old": Old(shape.head_dim), "tiled": Old(32),
+    candidates: dict[str, Old | MergeSchedule] = {"old": Old(shape.head_dim), "tiled": Old(32),
                                   "recipe": default_schedule(recipe, "merge", target.arch)}
     rows = []
     for tokens in OCCUPANCIES:
@@ -106,12 +104,9 @@ def main() -> int:
                          "over_old": change.ratio})
             print(f"{tokens:>7} tokens  {name:<7} {times.median_us:8.2f} us  [{times.interval_us[0]:.2f}, "
                   f"{times.interval_us[1]:.2f}]  {change.ratio:.3f} of the old one's time")
-    text = json.dumps({"gpu": target.name, "rows": rows})
-    if options.out:
-        options.out.write_text(text + "\n")
-    print(text)
+    publish({"gpu": target.name, "rows": rows}, given.out)
     return 0 if rows else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

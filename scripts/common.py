@@ -1,0 +1,58 @@
+"""The parts that scripts share: `--help` from the module's docstring, the closing JSON line, the exit code."""
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NoReturn, TypedDict
+
+from tune_kernels.shapes.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Prompt(TypedDict):
+    """An evaluation prompt: a user's message and its name."""
+
+    name: str
+    text: str
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The docstring as it is written, and the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, False) else action.help
+
+
+def parser(docstring: str | None) -> argparse.ArgumentParser:
+    """A parser with the option that most scripts have, --out."""
+    made = argparse.ArgumentParser(description=docstring, formatter_class=_Help)
+    made.add_argument("--out", type=Path, metavar="FILE", help="write the JSON to this file, too")
+    return made
+
+
+def publish(record: Mapping[str, object], out: Path | None) -> None:
+    """Prints a record as one JSON line and writes it to `out`, if one is given."""
+    line = json.dumps(record, sort_keys=True)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(line + "\n", encoding="utf-8")
+    print(line)
+
+
+def evaluation_prompts() -> list[Prompt]:
+    """The six prompts that `verify` and `bench` use."""
+    path = ROOT / "decoder" / "checks" / "data" / "prompts.toml"
+    found: list[Prompt] = tomllib.loads(path.read_text(encoding="utf-8"))["evaluation"]
+    return found
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Ends the process with main's exit code; an error that a user can cause is one line on stderr."""
+    try:
+        sys.exit(main())
+    except (UserError, OSError) as e:
+        sys.exit(f"error: {e}")
