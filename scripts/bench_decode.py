@@ -1,29 +1,26 @@
 #!/usr/bin/env python
-"""The decode benchmark on one GPU: AR, SD and SSD of a model with random weights, against what its memory allows.
+"""Times AR, SD and SSD on one GPU, with random weights, against the memory's floor.
 
     python scripts/bench_decode.py [--model qwen2.5-7b] [--schedules DIR | --allow-untuned] [--out FILE.json]
-    python scripts/bench_decode.py --table FILE.json        the README's table, from a file of before
 
-Everything in one run on one GPU, the read ceiling measured in it. Weights are random (right for time and bits, not for text), so
-acceptance is scripted: the drafter does all its work and its proposals are overwritten with ones that are right as often as --tau
-asks, and its branches hit as often as --hit-rate says; verification is untouched and the tokens equal AR's. Where there is a
-second GPU, SSD runs with the drafter there too. Prints a table, then one JSON line.
+All in one run, the read ceiling too. Random weights are right for time and bits, not for text, and acceptance is scripted: the
+drafter does all its work, then its proposals are overwritten. --tau sets how many are right, --hit-rate how many branches hit.
+Verification is as ever, and the tokens equal AR's. With a second GPU, SSD also runs with its drafter there. Prints a table, then
+one JSON line; `python scripts/figures.py` makes docs/figures.md of the record.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from common import parser, publish, run
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.bench.bench import scripted_hits, scripted_pattern
+from tune_kernels.decoder.drafter import Drafter
 from tune_kernels.decoder.drafters.load import DrafterPlan, load_drafter
 from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.loading import torch_device
@@ -40,25 +37,30 @@ from tune_kernels.decoder.on_gpu.profile import (
 )
 from tune_kernels.decoder.rows import Appended
 from tune_kernels.decoder.selection import Options
+from tune_kernels.decoder.stats import Stats
 from tune_kernels.kernels.activation import segments, swiglu
 from tune_kernels.kernels.fixed import FIXED
 from tune_kernels.kernels.norm import Residual, norm
 from tune_kernels.kernels.rope import rope_append
-from tune_kernels.shapes.errors import UserError
+from tune_kernels.tuner.on_gpu.worker import gpu_state
 
 PROMPT, NEW_TOKENS, REPEATS, DRAFT_LENGTH, BRANCHES = 128, 512, 5, 4, 4
 FP8_PEAK = 1979e12  # FLOP/s, dense, of the H200's data sheet; two e4m3 terms an activation make two products of each
 SCHEMA = "tune-kernels/decode-bench/1"
+
+Record = dict[str, Any]  # as its JSON has it
+DrafterOf = Callable[[list[int]], ScriptedDrafter]  # of the known tokens, prompt included
+Mode = tuple[str, DrafterOf | None]
 
 
 def prompt(length: int, vocab_size: int) -> list[int]:
     return [(i * 7919 + 13) % vocab_size for i in range(length)]
 
 
-def decode_rates(decoder: Decoder, modes: dict[str, Any], ids: list[int], repeats: int) -> dict[str, dict[str, Any]]:
-    """Every mode in turn, `repeats` times after WARM_UP runs of each; medians. modes: name → (mode, drafter)."""
+def decode_rates(decoder: Decoder, modes: dict[str, Mode], ids: list[int], repeats: int) -> dict[str, Record]:
+    """Medians per mode: all in turn, `repeats` times after WARM_UP runs of each. modes: by name in the record."""
     expected: list[int] = []
-    runs: dict[str, list[Any]] = {name: [] for name in modes}
+    runs: dict[str, list[Stats]] = {name: [] for name in modes}
     for repeat in range(-WARM_UP, repeats):
         for name, (mode, make) in modes.items():
             decoder.drafter = make(expected) if make else None
@@ -73,9 +75,9 @@ def decode_rates(decoder: Decoder, modes: dict[str, Any], ids: list[int], repeat
     return {name: rates(stats) for name, stats in runs.items()}
 
 
-def rates(runs: list[Any]) -> dict[str, Any]:
+def rates(runs: list[Stats]) -> Record:
     """Medians over runs."""
-    def median(figure: Callable[[Any], float]) -> float:
+    def median(figure: Callable[[Stats], float]) -> float:
         return statistics.median(figure(s) for s in runs)
 
     return {"tokens_per_s": median(lambda s: s.decode_tokens_per_s), "samples": [s.decode_tokens_per_s for s in runs],
@@ -88,7 +90,7 @@ def rates(runs: list[Any]) -> dict[str, Any]:
 
 
 def replayed_rounds(decoder: Decoder) -> dict[str, float]:
-    """Back-to-back replays of the graphs that the last requests of each draft length ran: microseconds a round."""
+    """Microseconds per round, from back-to-back replays of the graphs that the last requests of each draft length ran."""
     found = {}
     for (_, draft_length, chunks, _, batch), graph in decoder.model.rounds.graphs.graphs.items():
         found[f"K={draft_length}, {chunks} chunks"] = median_us(graph.replay) / batch
@@ -96,14 +98,15 @@ def replayed_rounds(decoder: Decoder) -> dict[str, float]:
 
 
 def ssd_parts(decoder: Decoder) -> dict[str, float]:
-    """Back-to-back replays of the graphs of SSD's rounds, each alone on the GPU: microseconds."""
+    """Microseconds per graph of SSD's rounds, from back-to-back replays, each alone on the GPU."""
     ssd = decoder.model.rounds.ssd
     graphs = {**ssd.graphs.graphs, **ssd.target_graphs.graphs}
     return {" ".join(str(part) for part in key): median_us(graph.replay) for key, graph in graphs.items()}
 
 
-def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
-    """Each linear and what reads it, ours against torch._scaled_mm (per tensor, 16 rows) and the same reader, over all layers."""
+def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[Record]:
+    """Each linear, alone and with its reader, against torch._scaled_mm (per tensor, 16 rows) with the same reader, over all
+    layers."""
     model, rows = decoder.model, DRAFT_LENGTH + 1
     space, shape, numerics = model.decode.space, model.shape, model.recipe.numerics
     one = torch.ones((), device=model.device)
@@ -117,10 +120,10 @@ def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
         x = torch.randn(16, weights[0].w.shape[1], device=model.device).to(torch.float8_e4m3fn)
         outs = [torch.empty(1, 16, weights[0].w.shape[0], dtype=torch.bfloat16, device=model.device) for _ in range(2)]
 
-        def theirs(w: torch.Tensor, x: torch.Tensor = x, out: torch.Tensor = outs[0]) -> Any:
+        def theirs(w: torch.Tensor, x: torch.Tensor = x, out: torch.Tensor = outs[0]) -> Callable[[], object]:
             return lambda: torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=out[0])
 
-        def reader(part: torch.Tensor, index: int, kernel: str = kernel) -> Any:
+        def reader(part: torch.Tensor, index: int, kernel: str = kernel) -> Callable[[], object]:
             if kernel == "qkv":
                 return lambda: rope_append(part, decoder.cache.rope, model.inputs.length, rows=rows, q=space.q,
                                            cache=(decoder.cache.keys[index], decoder.cache.values[index]),
@@ -147,7 +150,7 @@ def against_scaled_mm(decoder: Decoder, ceiling: float) -> list[dict[str, Any]]:
 
 
 def first_token(decoder: Decoder, length: int, ceiling: float) -> dict[str, float]:
-    """Time to first token of a prompt, and the share of the roofline: the larger of reading the weights and multiplying."""
+    """Milliseconds to the first token of a prompt, against the roofline: the larger of reading the weights and multiplying."""
     ids, model = prompt(length, decoder.model.shape.vocab_size), decoder.model
     samples = []
     for _ in range(WARM_UP + REPEATS):
@@ -164,8 +167,8 @@ def first_token(decoder: Decoder, length: int, ceiling: float) -> dict[str, floa
     return {"prompt": length, "ms": 1e3 * seconds, "roofline_ms": 1e3 * floor, "roofline_share": floor / seconds}
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """All of it."""
+def measure(options: argparse.Namespace) -> Record:
+    """The whole record."""
     device = torch_device("cuda")
     ceiling = read_ceiling_tb_s(device)
     torch.cuda.empty_cache()
@@ -175,18 +178,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     model, ids = decoder.model, prompt(PROMPT, decoder.model.shape.vocab_size)
     pattern = scripted_pattern(options.tau)
 
-    def drafter_on(place: torch.device) -> Any:
+    def drafter_on(place: torch.device) -> Drafter:
         name = f"random:{options.seed}:{options.drafter}"
         return load_drafter(name, DrafterPlan(model, None, decoder.recipe, place, 4096, choice))
 
-    def scripted(own: Any, hit_rate: float = 1.0) -> Callable[[list[int]], ScriptedDrafter]:
+    def scripted(own: Drafter, hit_rate: float = 1.0) -> DrafterOf:
         return lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, scripted_hits(hit_rate), own)
 
-    def ssd(own: Any) -> dict[str, Any]:
+    def ssd(own: Drafter) -> dict[str, Mode]:
         return {"ssd": ("ssd", scripted(own)), "ssd_misses": ("ssd", scripted(own, options.hit_rate))}
 
     own = drafter_on(device)
-    ar = {"ar": ("ar", None)}
+    ar: dict[str, Mode] = {"ar": ("ar", None)}
     found = decode_rates(decoder, {**ar, "sd": ("sd", scripted(own)), **ssd(own)}, ids, REPEATS)
     replays, parts = replayed_rounds(decoder), ssd_parts(decoder)
     two = None
@@ -194,7 +197,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         two = decode_rates(decoder, {**ar, **ssd(drafter_on(torch.device("cuda:1")))}, ids, REPEATS)
     rows_us = {rows: pass_us(model, decoder.cache, rows, PROMPT + NEW_TOKENS // 2) for rows in range(1, model.max_rows + 1)}
     read = read_bytes(model, PROMPT + NEW_TOKENS // 2)
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
     eager = Decoder.load(f"random:{options.seed}", options.model, "fp8-v1", None, backend="triton", device="cuda", capacity=1024,
                          schedules=options.schedules, allow_untuned=options.allow_untuned, graphs=False)
     plain = [eager.generate(ids, "ar", max_new_tokens=65, ignore_eos=True) for _ in range(2)]
@@ -204,7 +206,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     del eager
     return {
         "schema": SCHEMA, "model": options.model, "drafter": options.drafter, "weights": decoder.source, "recipe": "fp8-v1",
-        "gpu": torch.cuda.get_device_name(), "driver": driver.stdout.strip().splitlines()[0], "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(), "driver": gpu_state.this_machine().driver, "torch": torch.__version__,
         "triton": triton.__version__, "read_ceiling_tb_s": ceiling, "step_bytes": sum(read.values()),
         "floor_us": sum(read.values()) / ceiling / 1e6, "prompt": PROMPT, "new_tokens": NEW_TOKENS, "repeats": REPEATS,
         "draft_length": DRAFT_LENGTH, "scripted_tau": options.tau, "decode": found, "two_gpus": two, "replayed_round_us": replays,
@@ -218,7 +220,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "schedules": list(model.notes.schedules)}
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record: Record) -> str:
     """Markdown."""
     ar, sd = (record["decode"][mode] for mode in ("ar", "sd"))
     ssd = [(where, runs[mode]) for where, runs in (("the same GPU", record["decode"]), ("a second GPU", record.get("two_gpus")))
@@ -239,7 +241,7 @@ def table(record: dict[str, Any]) -> str:
     rows += [(f"first token, prompt of {f['prompt']}", f"{f['ms']:.1f} ms ({100 * f['roofline_share']:.0f}% of the roofline)", "")
              for f in record["first_token"]]
     lines = ["| | | with the prompt |", "|---|---|---|", *(f"| {a} | {b} | {c} |" for a, b, c in rows), "",
-             "| linear | us | share of the read ceiling | `_scaled_mm` over it | with what reads it |", "|---|---|---|---|---|"]
+             "| linear | us | share of the read ceiling | `_scaled_mm` over it | with its reader |", "|---|---|---|---|---|"]
     lines += [f"| {r['kernel']} {r['N']} x {r['K']} | {r['time_us']:.1f} | {r['ceiling_share']:.2f} | "
               f"{r['over_scaled_mm']:.2f} | {r['over_scaled_mm_with_reader']:.2f} |" for r in record["linears"]]
     for count, kinds in record["profile"].items():
@@ -251,32 +253,20 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2.5-7b")
-    parser.add_argument("--drafter", default="qwen2.5-7b-eagle3")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tau", type=float, default=2.54)
-    parser.add_argument("--hit-rate", type=float, default=0.645)  # a trained drafter's share of hits, measured
-    parser.add_argument("--schedules")
-    parser.add_argument("--allow-untuned", action="store_true")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--table", type=Path)
-    options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(options.table.read_text())))
-        return 0
-    record = run(options)
-    text = json.dumps(record, sort_keys=True)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n")
+    options = parser(__doc__)
+    options.add_argument("--model", default="qwen2.5-7b", help="the target's shape")
+    options.add_argument("--drafter", default="qwen2.5-7b-eagle3", help="the drafter's shape")
+    options.add_argument("--seed", type=int, default=0, help="of the weights")
+    options.add_argument("--tau", type=float, default=2.54, help="scripted tokens per round")
+    options.add_argument("--hit-rate", type=float, default=0.645, help="share of branches that hit, in the run with misses")
+    options.add_argument("--schedules", metavar="DIR", help="promoted schedules; without it those that ship")
+    options.add_argument("--allow-untuned", action="store_true", help="the recipe's defaults where nothing was promoted")
+    given = options.parse_args()
+    record = measure(given)
     print(table(record))
-    print(text)
+    publish(record, given.out)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (UserError, OSError) as e:
-        sys.exit(f"error: {e}")
+    run(main)

@@ -3,28 +3,20 @@
 import argparse
 import json
 import sys
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn, TypedDict
+from typing import NoReturn
 
 from tune_kernels.shapes.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Prompt(TypedDict):
-    """An evaluation prompt: a user's message and its name."""
-
-    name: str
-    text: str
-
-
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """The docstring as it is written, and the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return super()._get_help_string(action) if action.default not in (None, False) else action.help
+        return super()._get_help_string(action) if action.default is not None and action.default is not False else action.help
 
 
 def parser(docstring: str | None) -> argparse.ArgumentParser:
@@ -43,11 +35,11 @@ def publish(record: Mapping[str, object], out: Path | None) -> None:
     print(line)
 
 
-def evaluation_prompts() -> list[Prompt]:
-    """The six prompts that `verify` and `bench` use."""
-    path = ROOT / "decoder" / "checks" / "data" / "prompts.toml"
-    found: list[Prompt] = tomllib.loads(path.read_text(encoding="utf-8"))["evaluation"]
-    return found
+def evaluation_prompts() -> list[dict[str, str]]:
+    """The six prompts that `verify` and `bench` use, each with name and text."""
+    from tune_kernels.decoder.bench.bench import load_prompts
+
+    return load_prompts(ROOT / "decoder" / "checks" / "data" / "prompts.toml", "evaluation")[0]
 
 
 def run(main: Callable[[], int]) -> NoReturn:

@@ -1,18 +1,21 @@
-"""Thousands of short requests on a tiny random model, over modes, widths, drafters, stops, delays, sampling and reuse:
-each against an AR run of the same options on a decoder of its own. Prints counts and one JSON line; exit code 1 if one
-byte differs. A smaller seeded run is a test (tests/decoder/test_fuzz.py)."""
+#!/usr/bin/env python
+"""Compares random requests with AR: a tiny random model, over modes, widths, drafters, stops, delays, sampling and reuse.
 
-import json
+    python scripts/fuzz_decoder.py [--requests 10000] [--recipe fp32] [--out FILE.json]
+
+The AR run of the same request is on a second decoder. Prints differing requests and counts, then one JSON line. Exit 1 if one
+byte differs. A smaller seeded run is a test (tests/decoder/test_fuzz.py).
+"""
+
 import random
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import click
 import torch
+from common import parser, publish, run
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.checks.agreement import Delayed
 from tune_kernels.decoder.drafter import Drafter
@@ -29,7 +32,7 @@ DELAY_S = 0.0005  # of the longest delay; a round of the tiny model takes about 
 
 
 class Fuzz:
-    """Two decoders of one model: one serves every request, so that reuse is tested; the other gives the AR answers. options: of
+    """Two decoders of one model: one serves every request, which tests reuse; the other gives the AR answers. options: of
     Decoder.load."""
 
     def __init__(self, seed: int, recipe: str, **options: Any) -> None:
@@ -64,7 +67,7 @@ class Fuzz:
         return prompt, options
 
     def drafter(self, reference: list[int]) -> tuple[str, Drafter]:
-        """A drafter by lot, late by lot."""
+        """A random drafter, sometimes late. (name, drafter)."""
         draw = self.random
         name = draw.choice([*self.drafters, "scripted", "scripted"])
         if name == "scripted":
@@ -77,7 +80,7 @@ class Fuzz:
         return name, chosen
 
     def one(self) -> tuple[str, str]:
-        """Serves one request; (what it was, what differs or an empty string)."""
+        """Serves one request: (mode and drafter, the difference or an empty string)."""
         draw = self.random
         prompt, options = self.request()
         self.clean.eos_ids = self.used.eos_ids = frozenset(draw.sample(range(61), draw.choice([0, 0, 1, 3])))
@@ -97,38 +100,34 @@ class Fuzz:
 
 
 def fitting(recipe: Recipe, backend: str | None) -> tuple[Recipe, ModelShape]:
-    """What a backend can have: on `torch` small chunks; the kernels' default schedules want the recipe's, and their heads."""
+    """Recipe and shape for a backend: `torch` takes small chunks; default schedules of kernels need the recipe's, heads of 64."""
     if (backend or default_backend(recipe, torch_device(None))) == "triton":
         return recipe, replace(SHAPE, head_dim=64)
     return replace(recipe, kv_chunk=CHUNK), SHAPE
 
 
-@click.command()
-@click.option("--requests", default=10_000, show_default=True)
-@click.option("--seed", default=0, show_default=True)
-@click.option("--recipe", default="fp32", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
-def main(requests: int, seed: int, recipe: str, out: Path | None) -> None:
-    """Run the requests and count the differing ones."""
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--requests", type=int, default=10_000, help="number of requests")
+    options.add_argument("--seed", type=int, default=0, help="of weights and requests")
+    options.add_argument("--recipe", default="fp32", help="precisions")
+    given = options.parse_args()
     torch.set_num_threads(1)
-    fuzz, counts, differing, started = Fuzz(seed, recipe), Counter[str](), 0, time.perf_counter()
-    for number in range(requests):
-        what, problem = fuzz.one()
-        counts[what] += 1
+    fuzz, counts, differing, started = Fuzz(given.seed, given.recipe), Counter[str](), 0, time.perf_counter()
+    for number in range(given.requests):
+        kind, problem = fuzz.one()
+        counts[kind] += 1
         if problem:
             differing += 1
-            click.echo(f"request {number}: {what}: {problem}")
+            print(f"request {number}: {kind}: {problem}")
         if (number + 1) % 1000 == 0:
-            click.echo(f"{number + 1} requests, {differing} differing", err=True)
-    for what, count in sorted(counts.items()):
-        click.echo(f"{count:6d}  {what}")
-    text = json.dumps({"requests": requests, "seed": seed, "recipe": recipe, "differing": differing, "by_kind": dict(counts),
-                       "seconds": round(time.perf_counter() - started, 1)}, sort_keys=True)
-    if out:
-        out.write_text(text + "\n", encoding="utf-8")
-    click.echo(text)
-    sys.exit(1 if differing else 0)
+            print(f"{number + 1} requests, {differing} differing", file=sys.stderr)
+    for kind, count in sorted(counts.items()):
+        print(f"{count:6d}  {kind}")
+    publish({"requests": given.requests, "seed": given.seed, "recipe": given.recipe, "differing": differing,
+             "by_kind": dict(counts), "seconds": round(time.perf_counter() - started, 1)}, given.out)
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -23,7 +23,7 @@ from .check import Check
 LONGEST_DRAFT = 8  # K; a verification then has 9 rows
 DELAY_S = 0.002  # longer than a tiny model's round, so that who comes first changes
 SPECULATIVE = ("sd", "ssd")
-EDGES = (256, 2048)  # contexts at which the worklog's model drifted: its first chunk's end, and its eighth's
+EDGES = (256, 2048)  # contexts at which another decoder drifted: the ends of its first and eighth chunk
 
 
 class Delayed:

@@ -37,7 +37,7 @@ def scripted(decoder: Decoder, ar: Result, accepted: Sequence[int], prompt: Sequ
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 @pytest.mark.parametrize("draft_length", range(1, 9))
 def test_every_acceptance_pattern_and_width(decoder: Decoder, mode: str, draft_length: int) -> None:
-    """cases.md, Decoding 1, 11, 12, 19: widths 2 to 9, every accepted count, and exactly the scripted acceptance."""
+    """Widths 2 to 9, every accepted count, and exactly the scripted acceptance."""
     ar = decoder.generate(PROMPT, "ar", max_new_tokens=40)
     for accepted in range(draft_length + 1):
         result = scripted(decoder, ar, [accepted]).generate(PROMPT, mode, max_new_tokens=40, draft_length=draft_length)
@@ -72,7 +72,7 @@ def test_any_script(decoder: Decoder, pattern: list[int], hits: list[bool], draf
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 @pytest.mark.parametrize("at", range(6))
 def test_an_end_at_each_position_of_a_draft(decoder: Decoder, mode: str, at: int) -> None:
-    """cases.md, Decoding 6, 19: an accepted end stops there; tokens past it count in no ratio."""
+    """An accepted end stops there; tokens past it count in no ratio."""
     ar = decoder.generate(PROMPT, "ar", max_new_tokens=40)
     index = next(i for i in range(1 + at, 40) if ar.token_ids[i] not in ar.token_ids[:i])
     scripted(decoder, ar, [4])
@@ -89,7 +89,7 @@ def test_an_end_at_each_position_of_a_draft(decoder: Decoder, mode: str, at: int
 
 
 def test_a_rejected_end_does_not_end(decoder: Decoder) -> None:
-    """cases.md, Decoding 6: a drafted end that the target rejects."""
+    """A drafted end that the target rejects."""
     ar = decoder.generate(PROMPT, "ar", max_new_tokens=30)
     wrong = {(token + 1) % decoder.model.shape.vocab_size for token in ar.token_ids} - set(ar.token_ids)
     decoder.eos_ids = frozenset(wrong)
@@ -103,7 +103,7 @@ def test_a_rejected_end_does_not_end(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 47, 48, 49])
 def test_prompts_around_a_chunk_boundary(decoder: Decoder, length: int) -> None:
-    """cases.md, Decoding 3, 5: every length ±1 around a boundary, crossed by drafts as well."""
+    """Every length ±1 around a boundary, crossed by drafts as well."""
     prompt = [(i * 31 + 5) % 61 for i in range(length)]
     ar = decoder.generate(prompt, "ar", max_new_tokens=20)
     for mode in ("sd", "ssd"):
@@ -112,7 +112,7 @@ def test_prompts_around_a_chunk_boundary(decoder: Decoder, length: int) -> None:
 
 
 def test_the_last_slot_of_the_cache_is_used(tiny_shape: ModelShape, recipe_of: Callable[..., Recipe]) -> None:
-    """cases.md, Decoding 9: within K of the capacity all modes run to the same end, and one token more is refused."""
+    """Within K of the capacity all modes run to the same end, and one token more is refused."""
     decoder = Decoder.load("random:1", model=tiny_shape, recipe=recipe_of("fp32"), capacity=24, drafter="random:1")
     for limit in range(12, 21):
         outs = [decoder.generate(PROMPT, m, max_new_tokens=limit, draft_length=8).token_ids for m in ("ar", "sd", "ssd")]
@@ -123,7 +123,7 @@ def test_the_last_slot_of_the_cache_is_used(tiny_shape: ModelShape, recipe_of: C
 
 
 def test_a_second_request_sees_nothing_of_the_first(decoder: Decoder, load_tiny: Callable[..., Decoder]) -> None:
-    """cases.md, Decoding 14: A then B against B alone, with all drafters, poisoned in between."""
+    """A then B against B alone, with all drafters, poisoned in between."""
     for name in ("ngram", "self"):
         for mode in ("sd", "ssd"):
             used, fresh = load_tiny("llama", drafter=name), load_tiny("llama", drafter=name)
@@ -161,7 +161,7 @@ class Delayed:
 
 
 def test_a_delay_leaves_the_tokens_as_they_are(load_tiny: Callable[..., Decoder], monkeypatch: pytest.MonkeyPatch) -> None:
-    """cases.md, Decoding 17: a slow drafter, a slow target: the same tokens, the same hits."""
+    """A slow drafter, a slow target: the same tokens, the same hits."""
     decoder = load_tiny("llama", drafter="self")
     expected = decoder.generate("delay", "ssd", max_new_tokens=24)
     decoder.drafter = delayed = Delayed(decoder.drafter, 0.02)
@@ -179,7 +179,7 @@ def test_a_delay_leaves_the_tokens_as_they_are(load_tiny: Callable[..., Decoder]
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("recipe", ["fp32", "bf16", "fp8-v1"])
 def test_a_model_that_drafts_for_itself_is_always_right(kind: str, recipe: str, load_tiny: Callable[..., Decoder]) -> None:
-    """cases.md, Decoding 10, 12: acceptance 1 in SD and SSD, so no key of the drafter's cache is missing or stale,
+    """Acceptance 1 in SD and SSD, so no key of the drafter's cache is missing or stale,
     and a branch drafts what the sequence itself would."""
     decoder = load_tiny(kind, recipe, drafter="self")
     ar = decoder.generate("hello there", "ar", max_new_tokens=40, ignore_eos=True)
@@ -216,7 +216,7 @@ def test_ssd_drafts_what_sd_drafts(load_tiny: Callable[..., Decoder], tiny_folde
 
 
 def test_stats_are_pooled(decoder: Decoder) -> None:
-    """cases.md, Decoding 19: ratios of sums, within 0 and 1."""
+    """Ratios of sums, within 0 and 1."""
     ar = decoder.generate(PROMPT, "ar", max_new_tokens=32)
     stats = scripted(decoder, ar, [4, 0]).generate(PROMPT, "sd", max_new_tokens=32).stats
     assert stats.acceptance == stats.accepted / stats.drafted
@@ -250,7 +250,7 @@ def test_wrong_prompts(decoder: Decoder) -> None:
 
 def test_a_drafter_that_does_not_fit_is_refused(load_tiny: Callable[..., Decoder], make_model: Callable[..., Path],
                                                 tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
-    """cases.md, Decoding 21: another tokenizer, too few rows, too few positions. Sizes alone may differ."""
+    """Another tokenizer, too few rows, too few positions. Sizes alone may differ."""
     other = shutil.copytree(tiny_folders["llama"], tmp_path / "other")
     table = json.loads((other / "tokenizer.json").read_text())
     ids = table["model"]["vocab"]

@@ -9,8 +9,9 @@ SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "fuzz_decoder.py"
 
 
 @pytest.mark.parametrize(("recipe", "requests"), [("fp32", 150), ("bf16", 50), ("fp8-v1", 50)])
-def test_seeded_requests_differ_in_no_byte(recipe: str, requests: int) -> None:
-    """Requests by lot, on one decoder in a row."""
+def test_seeded_requests_differ_in_no_byte(recipe: str, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random requests, one after another on one decoder."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("fuzz_decoder", SCRIPT)
     assert spec
     assert spec.loader
