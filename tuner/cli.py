@@ -129,7 +129,7 @@ def _offline(as_json: bool, options: dict[str, Any]) -> int:
     """Sweep and print the summary. options: the fields of SweepRequest that were given. Returns the exit code."""
     from rich.console import Console
 
-    from ..kernels.registry import TUNABLE
+    from ..kernels.registry import IN_SPACES
     from .offline.report import print_summary
     from .offline.sweep import SweepRequest, sweep
 
@@ -142,7 +142,7 @@ def _offline(as_json: bool, options: dict[str, Any]) -> int:
                                "audit": vars(report.audit), "toolchain": vars(report.toolchain), "seconds": report.seconds}))
     else:
         print_summary(report, console, request.out)
-    survived = any(v.accepted and v.kernel in TUNABLE for v in report.variants)
+    survived = any(v.accepted and v.kernel in IN_SPACES for v in report.variants)
     if not survived:
         click.echo("nothing survived: every variant was rejected; see the reasons in the report", err=True)
     if report.audit.disagreed:

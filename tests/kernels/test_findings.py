@@ -17,6 +17,7 @@ from tune_kernels.shapes.model import MergeShape, load_model_shape
 RECIPE, MODEL = load_recipe("fp8-v1"), load_model_shape("qwen2.5-7b")
 ONE_BLOCK = MergeSchedule(BLOCK_D=128, splits=512, num_warps=4)
 NARROW = LinearSchedule(BLOCK_N=128, BLOCK_K=128, num_stages=4, num_warps=4, row_tile=8)
+KNOBS = {"merge_one_block": ("splits", "BLOCK_D"), "gate_up_one_term": ("row_tile",)}
 compiles = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")
 
 
@@ -37,7 +38,7 @@ def test_a_merge_of_512_partials_in_one_block_spills(tmp_path: Path) -> None:
     shape = FINDINGS["merge_one_block"].shape(MODEL)
     found = compile_task(make_task("merge_one_block", "sm_90", shape, ONE_BLOCK, RECIPE.numerics, tmp_path))
     assert found.stage == "sass"
-    assert found.facts["spill_store_bytes"] > 1000
+    assert found.facts is not None and found.facts.spill_store_bytes is not None and found.facts.spill_store_bytes > 1000
 
 
 @compiles
@@ -51,9 +52,24 @@ def test_one_term_in_8_rows_falls_back_where_two_terms_do_not(arch: str, tmp_pat
 
     shape = FINDINGS["gate_up_one_term"].shape(MODEL)
     fallen = compile_task(make_task("gate_up_one_term", arch, shape, NARROW, RECIPE.numerics, tmp_path))
-    assert fallen.dots == ["HMMA"]
+    assert fallen.dots == ("HMMA",)
     two = compile_task(make_task("gate_up_one_term", arch, replace(shape, terms=2), NARROW, RECIPE.numerics, tmp_path))
     assert "HMMA" not in two.dots
+
+
+@compiles
+@pytest.mark.compiles
+def test_the_findings_are_one_command_away(tmp_path: Path) -> None:
+    """`tune-kernels --offline --space findings --target sm_90`: both findings rejected with their codes, and beside each the same
+    kernel without it; nothing else is compiled."""
+    from tune_kernels.tuner.offline.sweep import SweepRequest, sweep
+
+    report = sweep(SweepRequest(model="qwen2.5-7b", targets=("sm_90",), space="findings", out=tmp_path, jobs=1))
+    found = {(v.kernel, *(getattr(v.schedule, knob) for knob in KNOBS[v.kernel])): v for v in report.variants}
+    assert {kernel for kernel, *_ in found} == set(FINDINGS)
+    assert [r.code for r in found["merge_one_block", 512, 128].reasons] == ["register_spill"]
+    assert [r.code for r in found["gate_up_one_term", 8].reasons] == ["wrong_instruction"]
+    assert found["merge_one_block", 16, 16].accepted and found["gate_up_one_term", 16].accepted
 
 
 @pytest.mark.interpreter

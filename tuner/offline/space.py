@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...kernels import registry
+from ...kernels.findings import FINDINGS
 from ...kernels.fixed import FIXED
 from ...schedules import store
 from ...schedules.errors import NotPromoted
@@ -71,8 +72,9 @@ class Subject:
 
     @cached_property
     def shapes(self) -> dict[str, KernelShape]:
-        """Of the kernels that the model has."""
+        """Of the kernels that the model has, and of findings in the model's sizes."""
         found = self.model.kernel_shapes(self.recipe.linear_dtype, self.recipe.terms)
+        found |= {name: finding.shape(self.model) for name, finding in FINDINGS.items()}
         return {kernel: found[kernel] for kernel in self.kernels if kernel in found}
 
 
@@ -171,7 +173,8 @@ def with_those_in_place(found: Sequence[Candidate], subject: Subject, folders: S
         ScheduleError: a file of promoted schedules that can't be read.
     """
     added = [Candidate(kernel, shape, schedule, target)
-             for target in subject.targets if target.arch in subject.recipe.defaults for kernel, shape in subject.shapes.items()
+             for target in subject.targets if target.arch in subject.recipe.defaults
+             for kernel, shape in subject.shapes.items() if kernel in registry.TUNABLE
              for schedule in _in_place(kernel, shape, subject.recipe, target, folders)]
     known = {(c.kernel, c.target, c.schedule) for c in found}
     new = dict.fromkeys(c for c in added if (c.kernel, c.target, c.schedule) not in known)

@@ -11,13 +11,14 @@ from typing import Literal
 
 from ...kernels import registry, toolchain
 from ...kernels.bundle import kernel_digest
+from ...kernels.findings import FINDINGS
 from ...schedules import store
 from ...schedules.errors import ScheduleError
 from ...schedules.promoted import Artefact
 from ...schedules.recipe import Recipe, load_recipe, recipe_names
 from ...schedules.schedule import schedule_to_dict
 from ...shapes.fields import nearest
-from ...shapes.model import load_model_shape, shape_to_dict
+from ...shapes.model import ModelShape, load_model_shape, shape_to_dict
 from ...shapes.target import ARCHES, load_arch
 from .. import pool
 from ..errors import SpaceError
@@ -79,12 +80,12 @@ def sweep(request: SweepRequest, watch: Callable[[Progress], None] = lambda prog
     started = time.perf_counter()
     model = load_model_shape(request.model)
     targets = [load_arch(name) for name in dict.fromkeys(request.targets or ARCHES)]
-    kernels = _kernels(request.kernels, list(model.kernel_shapes()), model.name)
+    space = load_space(request.space)
+    kernels = _kernels(request.kernels, model, space)
     recipe = load_recipe(request.recipe)
     if not recipe.defaults:
         raise ScheduleError(f"recipe {recipe.name} has no kernels", expected="a recipe with default schedules",
                             action="choose one of " + ", ".join(n for n in recipe_names() if load_recipe(n).defaults))
-    space = load_space(request.space)
     toolchain.check(targets, recipe.numerics)
     found = _candidates(request, space, Subject(model, recipe, kernels, targets))
     out = _prepare(request.out, request.fresh)
@@ -117,12 +118,17 @@ def _records(plan: list[Planned], request: SweepRequest, out: Path,
     return known | _compile(missing, request, out, watch, Progress(total=len(missing))), set(known)
 
 
-def _kernels(asked: Sequence[str], known: list[str], model: str) -> list[str]:
+def _kernels(asked: Sequence[str], model: ModelShape, space: Space) -> list[str]:
+    """The kernels that were asked for; else the findings that the space names, and all of the model's where it names one of them.
+    """
+    own = list(model.kernel_shapes())
+    known = [*own, *FINDINGS]
     for name in asked:
         if name not in known:
-            raise SpaceError(f"unknown kernel {name!r}{nearest(name, known)} in {model}",
+            raise SpaceError(f"unknown kernel {name!r}{nearest(name, known)} in {model.name}",
                              expected=f"one of {', '.join(known)}")
-    return [k for k in known if k in asked] if asked else known
+    named = {kernel for grid in space.grids for kernel in grid.kernels}
+    return [k for k in known if (k in asked if asked else k in named or (k in own and named & {*own}))]
 
 
 def _prepare(out: Path, fresh: bool) -> Path:

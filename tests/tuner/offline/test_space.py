@@ -1,6 +1,7 @@
 """Spaces: the shipped ones, one's own, and everything that can be wrong with a file."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,23 @@ from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.model import NormShape, load_model_shape
 from tune_kernels.shapes.target import ARCHES, load_arch, load_sku
 from tune_kernels.tuner.errors import SpaceError
-from tune_kernels.tuner.offline.space import Candidate, candidates, load_space, reject, schedules, with_fixed, with_those_in_place
+from tune_kernels.tuner.offline.space import (
+    Candidate,
+    Subject,
+    candidates,
+    load_space,
+    reject,
+    schedules,
+    with_fixed,
+    with_those_in_place,
+)
 
-SHAPES = load_model_shape("qwen2.5-7b").kernel_shapes()
+RECIPE = load_recipe("fp8-v1")
+SHAPES = load_model_shape("qwen2.5-7b").kernel_shapes(RECIPE.linear_dtype, RECIPE.terms)
+
+
+def subject(*arches: str, kernels: Sequence[str] = tuple(SHAPES), model: str = "qwen2.5-7b") -> Subject:
+    return Subject(load_model_shape(model), RECIPE, kernels, [load_arch(arch) for arch in arches])
 GRID = 'kernels = "down"\nBLOCK_N = [64, 128]\nBLOCK_K = 128\nnum_stages = 3\nnum_warps = 4\n'
 
 
@@ -28,14 +43,14 @@ def space_file(folder: Path, text: str) -> str:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_the_default_space_is_large_enough(arch: str) -> None:
-    found = candidates(load_space("default"), SHAPES, list(SHAPES), [load_arch(arch)])
+    found = candidates(load_space("default"), subject(arch))
     assert sum(c.problem is None for c in found) >= 384
     eight = [c for c in found if getattr(c.schedule, "row_tile", 16) == 8]
     assert eight
 
 
 def test_the_wide_space_has_thousands() -> None:
-    found = candidates(load_space("wide"), SHAPES, list(SHAPES), [load_arch("sm_103")])
+    found = candidates(load_space("wide"), subject("sm_103"))
     legal = Counter(c.kernel for c in found if c.problem is None)
     assert sum(legal.values()) >= 3000
     assert set(legal) >= set(SHAPES)
@@ -98,7 +113,7 @@ def test_unknown_space() -> None:
 def test_a_space_in_which_nothing_is_legal_says_why(tmp_path: Path) -> None:
     space = load_space(space_file(tmp_path, f"[[grid]]\n{GRID.replace('[64, 128]', '100')}"))
     with pytest.raises(SpaceError, match="BLOCK_N 100 is not a power of two"):
-        candidates(space, SHAPES, ["down"], [load_arch("sm_90")])
+        candidates(space, subject("sm_90", kernels=["down"]))
 
 
 @pytest.mark.parametrize(("change", "problem"), [
@@ -110,7 +125,7 @@ def test_illegal_combinations_are_rejected_by_rule(tmp_path: Path, change: str, 
     knob = change.split(" ")[0]
     lines = [line for line in GRID.splitlines() if not line.startswith(knob)]
     space = load_space(space_file(tmp_path, "[[grid]]\n" + "\n".join([*lines, change]) + f"\n[[grid]]\n{GRID}"))
-    found = candidates(space, SHAPES, ["down"], [load_arch("sm_90")])
+    found = candidates(space, subject("sm_90", kernels=["down"]))
     wrong = [c for c in found if c.problem]
     assert wrong
     assert all(c.code == "contract" and problem in str(c.problem) for c in wrong)
@@ -119,7 +134,7 @@ def test_illegal_combinations_are_rejected_by_rule(tmp_path: Path, change: str, 
 def test_shared_memory_over_the_limit_is_known_before_compiling(tmp_path: Path) -> None:
     text = GRID.replace("[64, 128]", "256").replace("BLOCK_K = 128", "BLOCK_K = 512")
     text = text.replace("num_stages = 3", "num_stages = [2, 4]")
-    found = candidates(load_space(space_file(tmp_path, f"[[grid]]\n{text}")), SHAPES, ["down"], [load_arch("sm_90")])
+    found = candidates(load_space(space_file(tmp_path, f"[[grid]]\n{text}")), subject("sm_90", kernels=["down"]))
     assert [c.code for c in found if c.problem] == ["resource_limit"]
 
 
@@ -133,19 +148,16 @@ def test_shared_memory_over_the_limit_is_known_before_compiling(tmp_path: Path) 
     ("qwen2.5-7b-eagle3", "qkv", {"draft_norm", "rope", "quantise_row", "prefill_linear", "prefill_narrow"}),
 ])
 def test_fixed_kernels_come_with_the_kernels_they_serve(model: str, kernel: str, fixed: set[str]) -> None:
-    recipe, shape = load_recipe("fp8-v1"), load_model_shape(model)
-    shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
-    found = with_fixed(candidates(load_space("default"), shapes, [kernel], [load_arch("sm_90")]), shape, recipe)
+    mine = subject("sm_90", kernels=[kernel], model=model)
+    found = with_fixed(candidates(load_space("default"), mine), mine)
     assert {c.kernel for c in found} == {kernel} | fixed
     assert not [c.problem for c in found if c.kernel in fixed and c.problem]
 
 
 def test_fixed_kernels_have_a_shape_for_every_neighbours_schedule() -> None:
     """What a neighbour that can't be would leave isn't compiled for; the 1 is a prompt's pass."""
-    recipe, shape = load_recipe("fp8-v1"), load_model_shape("qwen2.5-7b")
-    shapes = shape.kernel_shapes(recipe.linear_dtype, recipe.terms)
     made = [LinearSchedule(64, 128, 3, 4, split_k=split_k) for split_k in (3, 200)]
-    found = with_fixed([reject(Candidate("down", shapes["down"], s, load_arch("sm_90"))) for s in made], shape, recipe)
+    found = with_fixed([reject(Candidate("down", SHAPES["down"], s, load_arch("sm_90"))) for s in made], subject("sm_90"))
     norms = [c.shape for c in found if c.kernel == "norm"]
     assert {shape.split_k for shape in norms if isinstance(shape, NormShape)} == {1, 3}
     assert len(norms) == len(set(norms)) == 6, "two counts of partials: for the next layer, with a feature, for the head"
@@ -154,24 +166,21 @@ def test_fixed_kernels_have_a_shape_for_every_neighbours_schedule() -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_a_recipes_defaults_are_candidates_once(arch: str) -> None:
     """They are the incumbents of a first promotion, which are timed from the same bundle."""
-    recipe, target = load_recipe("fp8-v1"), load_arch(arch)
-    shapes = load_model_shape("qwen2.5-7b-eagle3").kernel_shapes(recipe.linear_dtype, recipe.terms)
-    explored = candidates(load_space("default"), shapes, list(shapes), [target])
-    found = with_those_in_place(explored, recipe, shapes, list(shapes), [target], [])
+    mine = subject(arch, kernels=tuple(registry.TUNABLE), model="qwen2.5-7b-eagle3")
+    found = with_those_in_place(candidates(load_space("default"), mine), mine, [])
     for kernel in registry.TUNABLE:
-        default = registry.default_schedule(recipe, kernel, arch, shapes[kernel])
+        default = registry.default_schedule(RECIPE, kernel, arch, mine.shapes[kernel])
         [one] = [c for c in found if (c.kernel, c.schedule) == (kernel, default)]
         assert one.problem is None, kernel
 
 
 def test_what_is_promoted_is_a_candidate(tmp_path: Path) -> None:
     """For the SKU that it was promoted on; the head's schedule also without the argmax, which the decoder runs under it."""
-    recipe, sku = load_recipe("fp8-v1"), load_sku("nvidia-h200")
-    shapes = load_model_shape("qwen2.5-7b").kernel_shapes(recipe.linear_dtype, recipe.terms)
+    sku = load_sku("nvidia-h200")
     mine: dict[str, Schedule] = {"down": LinearSchedule(32, 512, 2, 8, split_k=5), "lm_head": HeadSchedule(16, 16, 2, 1)}
     for kernel, schedule in mine.items():
-        store.promote(tmp_path, PromotedFile(sku.name, "m", recipe.name, (promoted(kernel, shapes[kernel], schedule),)))
-    found = with_those_in_place([], recipe, shapes, list(shapes), [load_arch("sm_90"), load_arch("sm_103")], [tmp_path])
+        store.promote(tmp_path, PromotedFile(sku.name, "m", RECIPE.name, (promoted(kernel, SHAPES[kernel], schedule),)))
+    found = with_those_in_place([], subject("sm_90", "sm_103"), [tmp_path])
     new = [(c.kernel, c.target.arch, c.schedule) for c in found if c.schedule in mine.values()]
     assert new == [("down", "sm_90", mine["down"]), ("lm_head", "sm_90", mine["lm_head"]),
                    ("lm_head_logits", "sm_90", mine["lm_head"])]
