@@ -12,21 +12,24 @@ import copy
 import ctypes
 import importlib
 import multiprocessing
+import multiprocessing.util
 import os
 import resource
 import shutil
 import signal
 import tempfile
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pebble
-from filelock import FileLock, Timeout
 
 from ..shapes.errors import UserError
+from ..shapes.files import locked
 from .errors import AssemblerDied
 from .offline.record import cannot_write
 
@@ -38,18 +41,32 @@ MEMORY_BYTES = 8 << 30  # address space of one worker; a warm one holds 0.2 GB
 TASKS_PER_WORKER = 500  # then it is replaced, so that nothing it leaks adds up
 WORKER_BYTES = 512 << 20  # what one worker is reckoned at when their number is chosen
 PR_SET_PDEATHSIG = 1
+OFFLINE_PRELOAD = "tune_kernels.tuner.offline.warm"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one task. memory_bytes: address space of its process, None without a limit."""
+
+    cpu_seconds: float = CPU_SECONDS
+    wall_seconds: float = WALL_SECONDS
+    memory_bytes: int | None = MEMORY_BYTES
 
 
 @dataclass(frozen=True)
 class Died:
-    """A worker that died or was killed, and what that says of its task. timeout: it was out of time."""
+    """The end of a worker that died or was killed. timeout: it was out of time."""
 
     timeout: bool
     detail: str
 
 
 class ExecutorError(UserError):
-    """An executor that can't be made, or that broke."""
+    """A name of an executor that leads to none."""
+
+
+class ExecutorBroke(UserError):
+    """An executor whose workers can't start."""
 
     exit_code = 1
 
@@ -66,24 +83,25 @@ def default_jobs() -> int:
 class LocalExecutor(concurrent.futures.Executor):
     """Worker processes on this machine. Memory, processor time and wall time of each task are bounded."""
 
-    def __init__(self, jobs: int, scratch: Path, *, cpu_seconds: float = CPU_SECONDS,
-                 wall_seconds: float = WALL_SECONDS, memory_bytes: int | None = MEMORY_BYTES,
-                 preload: str = "tune_kernels.tuner.offline.warm") -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([preload])
-        self.wall_seconds = wall_seconds
+    def __init__(self, jobs: int, scratch: Path, limits: Limits = Limits(), preload: str | None = OFFLINE_PRELOAD) -> None:
+        """scratch: for temporary files; preload: the module that a fork server imports before it forks the workers; None: each
+        is spawned on its own."""
+        context = multiprocessing.get_context("forkserver" if preload else "spawn")
+        if preload:
+            context.set_forkserver_preload([preload])
+        self.limits = limits
         self.pool = pebble.ProcessPool(max_workers=jobs, max_tasks=TASKS_PER_WORKER, context=context,
-                                       initializer=_start_worker, initargs=(str(scratch), cpu_seconds, memory_bytes))
+                                       initializer=_start_worker, initargs=(str(scratch), limits.memory_bytes))
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
-        future: concurrent.futures.Future[T] = self.pool.schedule(_bounded, args=(fn, args, kwargs),
-                                                                  timeout=self.wall_seconds)
+        future: concurrent.futures.Future[T] = self.pool.schedule(
+            _within_cpu, args=(self.limits.cpu_seconds, fn, args, kwargs), timeout=self.limits.wall_seconds)
         return future
 
     def within(self, wall_seconds: float) -> "LocalExecutor":
         """The same workers, with another limit of a task's wall time."""
         other = copy.copy(self)
-        other.wall_seconds = wall_seconds
+        other.limits = replace(self.limits, wall_seconds=wall_seconds)
         return other
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -95,12 +113,7 @@ class LocalExecutor(concurrent.futures.Executor):
             self.pool.join()
 
 
-_cpu_seconds = float(CPU_SECONDS)
-
-
-def _start_worker(scratch: str, cpu_seconds: float, memory_bytes: int | None) -> None:
-    global _cpu_seconds  # a worker's own setting, made once at its start
-    _cpu_seconds = cpu_seconds
+def _start_worker(scratch: str, memory_bytes: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if memory_bytes is not None:
@@ -109,11 +122,41 @@ def _start_worker(scratch: str, cpu_seconds: float, memory_bytes: int | None) ->
     tempfile.tempdir = scratch
 
 
-def _bounded(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+def _within_cpu(cpu_seconds: float, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     """Run one task with its share of processor time: the limit counts the process's whole life, so it moves on."""
-    soft = int(time.process_time() + _cpu_seconds) + 1
+    soft = int(time.process_time() + cpu_seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
     return fn(*args, **kwargs)
+
+
+class BoundedExecutor(concurrent.futures.Executor):
+    """Another executor, each of whose workers runs its tasks in a process of its own, so that the limits hold there too, and a
+    task that kills its process, spins or fills the memory costs itself alone (F39)."""
+
+    def __init__(self, inner: concurrent.futures.Executor, scratch: Path, limits: Limits = Limits()) -> None:
+        self.inner, self.scratch, self.limits = inner, scratch, limits
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
+        return self.inner.submit(_in_own_process, self.scratch, self.limits, fn, args, kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.inner.shutdown(wait=wait, cancel_futures=cancel_futures)
+        for own in (_own_processes.pop(key) for key in list(_own_processes)):  # of workers that are threads of this process
+            own.shutdown(cancel_futures=True)
+
+
+_own_processes: dict[tuple[int, int], LocalExecutor] = {}  # by process and thread: a worker's own, which ends with it
+
+
+def _in_own_process(scratch: Path, limits: Limits, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    """Runs in a worker of another executor. Gives a Died in the place of a result where the task's process died."""
+    key = os.getpid(), threading.get_ident()
+    if key not in _own_processes:
+        _own_processes[key] = own = LocalExecutor(1, scratch, limits, preload=None)
+        # A worker that is a process waits for its children when it ends, and for this one without end if nothing stops it.
+        multiprocessing.util.Finalize(None, own.shutdown, kwargs={"cancel_futures": True}, exitpriority=100)
+    found: T = _outcome(_own_processes[key].submit(fn, *args, **kwargs))
+    return found
 
 
 def make_executor(name: str | None, jobs: int, scratch: Path) -> concurrent.futures.Executor:
@@ -133,7 +176,7 @@ def make_executor(name: str | None, jobs: int, scratch: Path) -> concurrent.futu
     if not isinstance(made, concurrent.futures.Executor):
         raise ExecutorError(f"executor {name!r} made a {type(made).__name__}",
                             expected="a concurrent.futures.Executor whose workers see the --out folder")
-    return made
+    return BoundedExecutor(made, scratch)
 
 
 def run(executor: concurrent.futures.Executor, function: Callable[[Any], T], tasks: Iterable[Any], *,
@@ -170,9 +213,9 @@ def _outcome(future: "concurrent.futures.Future[Any]") -> Any:
     except concurrent.futures.TimeoutError:
         return Died(True, "did not end in its time")
     except MemoryError:
-        return Died(False, f"used more than {MEMORY_BYTES >> 30} GiB of memory")
+        return Died(False, "used more than its memory")
     except concurrent.futures.BrokenExecutor as e:
-        raise ExecutorError(f"the executor broke: {e}", expected="workers that start; what was finished is kept",
+        raise ExecutorBroke(f"the executor broke: {e}", expected="workers that start; what was finished is kept",
                             action="run the same command again, which goes on from there; a script that calls sweep() needs "
                                    "`if __name__ == '__main__':` around it, since workers import it") from None
 
@@ -186,35 +229,39 @@ def _killed(who: str, number: int) -> Died:
 
 @contextlib.contextmanager
 def scratch_folder(out: Path) -> Iterator[Path]:
-    """A folder for temporary files inside `out`, removed at the end. What killed runs left is removed too."""
+    """A folder for temporary files inside `out`, removed at the end. Those that killed runs left are removed too.
+
+    Its lock lies beside it and is held before the folder is there: no other run ever sees it unlocked (F15).
+    Raises OutputError.
+    """
     place = out / "tmp"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        clear_left(out)
-        mine = Path(tempfile.mkdtemp(prefix="run-", dir=place))
-        held = FileLock(mine / "held")
-        held.acquire()
-    except OSError as e:
-        raise cannot_write(place, e) from None
-    try:
+    mine = place / f"run-{uuid.uuid4().hex}"
+    with contextlib.ExitStack() as stack:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            clear_left(out)
+            stack.enter_context(locked(_lock_of(mine)))
+            stack.callback(_remove, mine)
+            mine.mkdir()
+        except OSError as e:
+            raise cannot_write(place, e) from None
         yield mine
-    finally:
-        held.release()
-        _remove(mine)
 
 
 def clear_left(out: Path) -> None:
     """Remove the scratch folders inside `out` that no run holds: those of runs that were killed."""
     with contextlib.suppress(OSError):
-        for old in list((out / "tmp").iterdir()):
-            _remove_if_left(old)
+        for old in [folder for folder in (out / "tmp").iterdir() if folder.is_dir()]:
+            # A lock dies with its holder, also in another container; a lock without its folder is another run's, just begun.
+            with contextlib.suppress(OSError), locked(_lock_of(old), longest_s=0):
+                _remove(old)
 
 
-def _remove_if_left(folder: Path) -> None:
-    """Remove a scratch folder that no run holds: a lock dies with its holder, also in another container."""
-    with contextlib.suppress(OSError, Timeout), FileLock(folder / "held", timeout=0):
-        _remove(folder)
+def _lock_of(folder: Path) -> Path:
+    return folder.with_suffix(".lock")
 
 
 def _remove(folder: Path) -> None:
+    """With its lock, which is held."""
     shutil.rmtree(folder, ignore_errors=True)
+    _lock_of(folder).unlink(missing_ok=True)

@@ -1,6 +1,11 @@
 """The pool: a worker that dies or hangs costs one task (tuning 17 and 18), memory is bounded (19), nothing leaks."""
 
 import concurrent.futures
+import errno
+import fcntl
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +13,7 @@ from typing import Any
 
 import pytest
 from tune_kernels.tuner import pool
+from tune_kernels.tuner.errors import OutputError
 
 
 @pytest.fixture
@@ -17,7 +23,7 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
     import misbehaving  # type: ignore[import-not-found]
 
     def run(tasks: list[tuple[str, int]], *, cpu_seconds: float = 30, wall_seconds: float = 60) -> dict[Any, Any]:
-        executor = pool.LocalExecutor(2, tmp_path, cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
+        executor = pool.LocalExecutor(2, tmp_path, pool.Limits(cpu_seconds, wall_seconds))
         try:
             return dict(pool.run(executor, misbehaving.work, tasks, in_flight=4))
         finally:
@@ -112,13 +118,49 @@ def test_a_wrong_executor_is_named(name: str, tmp_path: Path) -> None:
 
 def test_an_executor_whose_workers_die_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
-    import misbehaving  # type: ignore[import-not-found]
+    import misbehaving
 
-    with concurrent.futures.ProcessPoolExecutor(1) as executor, pytest.raises(pool.ExecutorError, match="goes on from there"):
+    with concurrent.futures.ProcessPoolExecutor(1) as executor, pytest.raises(pool.ExecutorBroke, match="goes on from there"):
         list(pool.run(executor, misbehaving.work, [("exit", 0)], in_flight=1))
 
 
-def test_another_executor_can_stand_in(tmp_path: Path) -> None:
-    made = pool.make_executor("concurrent.futures:ThreadPoolExecutor", 1, tmp_path)
-    assert [r for _, r in pool.run(made, lambda n: n * n, [3], in_flight=2)] == [9]
-    made.shutdown()
+@pytest.mark.parametrize("inner", [concurrent.futures.ProcessPoolExecutor, concurrent.futures.ThreadPoolExecutor])
+def test_limits_hold_under_any_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: Any) -> None:
+    """F39: a task that crashes, spins, sleeps or fills the memory costs itself, and is named; the others are done."""
+    support = str(Path(__file__).parents[1] / "support")
+    monkeypatch.syspath_prepend(support)
+    monkeypatch.setenv("PYTHONPATH", support, prepend=os.pathsep)
+    import misbehaving
+
+    executor = pool.BoundedExecutor(inner(1), tmp_path, pool.Limits(cpu_seconds=1, wall_seconds=8, memory_bytes=4 << 30))
+    tasks = [("fine", 0), ("crash", 1), ("fine", 2), ("spin", 3), ("sleep", 4), ("memory", 5), ("fine", 6)]
+    try:
+        found = dict(pool.run(executor, misbehaving.work, tasks, in_flight=2))
+    finally:
+        executor.shutdown(cancel_futures=True)
+    assert [found[task] for task in tasks if task[0] == "fine"] == [0, 2, 6]
+    deaths = {kind: result for (kind, _), result in found.items() if isinstance(result, pool.Died)}
+    assert {kind: died.timeout for kind, died in deaths.items()} == {"crash": False, "spin": True, "sleep": True, "memory": False}
+    assert "SIGSEGV" in deaths["crash"].detail and "processor time" in deaths["spin"].detail
+
+
+def test_a_scratch_folder_is_never_seen_unlocked(tmp_path: Path) -> None:
+    """F15: of three sweeps at once, one lost the folder that it had just made to another's tidying."""
+    code = ("import sys; from pathlib import Path; from tune_kernels.tuner import pool\n"
+            "for _ in range(60):\n"
+            "    with pool.scratch_folder(Path(sys.argv[1])) as mine:\n"
+            "        (mine / 'file').write_text('x')\n")
+    runs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    errors = [run.communicate()[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], errors
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F19: it used to wait for ever."""
+    def no_flock(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    with pytest.raises(OutputError, match="no locks"), pool.scratch_folder(tmp_path):
+        pass

@@ -25,12 +25,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock
-
 from ...kernels import bundle, toolchain
 from ...kernels.operation import Instructions, Launch
 from ...schedules.recipe import Numerics
 from ...schedules.schedule import Schedule
+from ...shapes.files import locked
 from ...shapes.model import KernelShape
 from ...shapes.target import Target, load_arch
 from ..errors import AssemblerDied
@@ -39,6 +38,7 @@ from .cubin import CubinFacts, Unreadable, read_cubin
 from .record import SCHEMA, Facts, Reason, Record, Stage, cannot_write, read_record, record_path, write_record
 
 AUDIT_ONE_IN = 16  # of the variants that could be rejected early, one in this many is compiled fully, and compared
+LOCK_SECONDS = 30.0  # the dearest compilation takes 1.3 s
 # Options that have done their work by TTGIR; extern_libs are paths, and their content is in the artefact's key.
 DONE_BY_TTGIR = ("num_stages", "max_num_imprecise_acc_default", "extern_libs")
 
@@ -204,7 +204,7 @@ class _Compilation:
         place.parent.mkdir(parents=True, exist_ok=True)
         locks = self.folder / "locks"
         locks.mkdir(exist_ok=True)
-        with FileLock(locks / place.name[:3]):  # 4,096 locks for all keys: a lock file can't be deleted safely
+        with _locked_for_a_while(locks / place.name[:3]):  # 4,096 locks for all keys: a lock file can't be deleted safely
             if self._reuse(place):
                 return
             self._assemble()
@@ -281,6 +281,16 @@ def _with_log(stage: Any, ptx: str, metadata: dict[str, Any]) -> tuple[bytes, st
     with contextlib.redirect_stdout(out), knobs.nvidia.scope():
         knobs.nvidia.dump_ptxas_log = True
         return stage(ptx, metadata), out.getvalue()
+
+
+@contextlib.contextmanager
+def _locked_for_a_while(path: Path) -> Iterator[None]:
+    """Hold the lock; or, where a live process holds it for longer than any compilation takes, go on without: the same work is
+    done twice at most (F19). Raises OSError where the file system has no locks."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(TimeoutError):
+            stack.enter_context(locked(path, longest_s=LOCK_SECONDS))
+        yield
 
 
 @contextlib.contextmanager

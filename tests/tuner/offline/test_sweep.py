@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tune_kernels.kernels import bundle
+from tune_kernels.tuner import pool
 from tune_kernels.tuner.errors import OutputError
 from tune_kernels.tuner.offline import compile as compilation
 from tune_kernels.tuner.offline import report as offline_report
@@ -218,8 +219,6 @@ def test_progress_counts_to_the_end(tmp_path: Path, space: str) -> None:
 
 def test_a_worker_that_dies_is_reported_and_tried_again_next_time(tmp_path: Path, space: str,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    from tune_kernels.tuner import pool
-
     original = pool.run
 
     def one_dies(executor: Any, function: Any, tasks: Any, *, in_flight: int) -> Any:
@@ -356,6 +355,7 @@ def test_a_disk_that_fills_up_is_said_and_nothing_finished_is_lost(tmp_path: Pat
         original(*arguments)
 
     monkeypatch.setattr(bundle, "save", full)
+    monkeypatch.setattr(pool, "BoundedExecutor", lambda inner, scratch: inner)  # in this process, where `save` is replaced
     one_by_one = "concurrent.futures:ThreadPoolExecutor"
     with pytest.raises(OutputError, match="No space left on device"):
         sweep(request(tmp_path, space, executor=one_by_one, jobs=1))
@@ -379,6 +379,7 @@ def test_an_audit_that_disagrees_fails(tmp_path: Path, space: str, monkeypatch: 
     from tune_kernels.tuner.offline import inspection
 
     monkeypatch.setattr(compilation, "AUDIT_ONE_IN", 1)
+    monkeypatch.setattr(pool, "BoundedExecutor", lambda inner, scratch: inner)  # in this process, where it is replaced
     one_by_one = "concurrent.futures:ThreadPoolExecutor"
     honest = sweep(request(tmp_path / "a", space, executor=one_by_one, jobs=1))
     early = [v for v in honest["variants"] if {r["code"] for r in v["reasons"]} & {"wrong_instruction", "resource_limit"}]

@@ -129,5 +129,5 @@ class GpuMeasurer:
 
 def gpu_executor(scratch: Path) -> pool.LocalExecutor:
     """One worker, forked from a server that has imported torch. CUDA maps far more memory than it uses: no limit on that."""
-    return pool.LocalExecutor(1, scratch, cpu_seconds=CPU_SECONDS, memory_bytes=None,
+    return pool.LocalExecutor(1, scratch, pool.Limits(cpu_seconds=CPU_SECONDS, memory_bytes=None),
                               preload="tune_kernels.tuner.on_gpu.worker.warm")

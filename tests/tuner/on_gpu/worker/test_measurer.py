@@ -25,7 +25,8 @@ def measurer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuMea
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "support"))
     import gpu_tasks  # type: ignore[import-not-found]
 
-    measurer = GpuMeasurer(lambda: pool.LocalExecutor(1, tmp_path, memory_bytes=None), tmp_path / "words", gpu_tasks.check,
+    measurer = GpuMeasurer(lambda: pool.LocalExecutor(1, tmp_path, pool.Limits(memory_bytes=None)), tmp_path / "words",
+                           gpu_tasks.check,
                            gpu_tasks.timed, wall_seconds=4)
     yield measurer
     measurer.close()
