@@ -8,6 +8,7 @@ import re
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from tune_kernels.decoder.drafters.training.settings import CPU, Settings, Sizes
 from tune_kernels.decoder.drafters.training.target import Target
 from tune_kernels.decoder.drafters.training.tau import rounds_of
 from tune_kernels.decoder.drafters.training.train import train_drafter
-from tune_kernels.decoder.drafters.training.trainer import Trainer
+from tune_kernels.decoder.drafters.training.trainer import CALIBRATION, Trainer
 from tune_kernels.decoder.drafters.training.vocabulary import coverage, draft_vocabulary
 from tune_kernels.decoder.drafters.training.work import Work
 from tune_kernels.decoder.errors import LoadError
@@ -287,12 +288,20 @@ def test_a_killed_run_goes_on_to_the_same_weights(at: str, trained: tuple[Path, 
     assert card.stored_results == trained[1].stored_results
 
 
-def test_the_minutes_are_kept(target_folder: Path, own_prompts: Path, tmp_path: Path) -> None:
-    """Without fixed numbers, answers and steps follow from the time; a run that goes on keeps its number of steps."""
-    sizes = dataclasses.replace(SIZES, steps=None, answer_batches=None)
-    chosen = settings(target_folder, tmp_path / "out", own_prompts, minutes=0.15)
-    card = train_drafter(chosen, sizes, CPU_DEVICE, lambda line: None)
-    assert card.training.steps > 30 and card.data.answers > 12
+@pytest.mark.parametrize(("tick", "planned"), [(0.02, True), (0.5, False)])
+def test_the_minutes_are_kept(tick: float, planned: bool, target_folder: Path, own_prompts: Path, tmp_path: Path,
+                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers and steps follow from the time, here from a clock that moves on whenever it is read; where the time is up before
+    the plan's end, the run ends with a drafter all the same."""
+    read = count(1)
+    monkeypatch.setattr(Work, "seconds", property(lambda work: next(read) * tick))
+    sizes, lines = dataclasses.replace(SIZES, steps=None, answer_batches=None), list[str]()
+    card = train_drafter(settings(target_folder, tmp_path / "out", own_prompts, minutes=0.1), sizes, CPU_DEVICE, lines.append)
+    late = [line for line in lines if line.startswith("time is up")]
+    assert bool(late) != planned
+    assert (card.training.steps > CALIBRATION[1]) == planned and card.training.steps > 0
+    assert card.data.answers >= 12 * (2 if planned else 1)
+    assert f"step {card.training.steps} of {card.training.steps}" in lines[-2]
 
 
 # what a user can get wrong
