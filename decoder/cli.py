@@ -70,8 +70,9 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--schedules", default=None, help="Folder of promoted schedules, asked first."),
         click.option("--allow-untuned", is_flag=True, help="Run the recipe's default schedule where none is promoted."),
         click.option("--no-graphs", is_flag=True, help="Launch every kernel from Python instead of replaying CUDA graphs."),
-        click.option("--drafter", default="ngram", show_default=True, help="ngram, a folder of a small model or an EAGLE-3 "
-                     "checkpoint, or random:SEED, with :SHAPE for a shape of its own."),
+        click.option("--drafter", default="auto", show_default=True, help="ngram, a folder of a small model or an EAGLE-3 "
+                     "checkpoint, or random:SEED, with :SHAPE for a shape of its own; auto is the drafter that ships for this "
+                     "very model, else ngram."),
         click.option("--device", default=None, help="cpu, cuda, cuda:1; the first GPU where there is one."),
         click.option("--drafter-device", default=None, help="Where the drafter runs, such as cuda:1; with the model where not "
                      "given."),
@@ -87,12 +88,17 @@ LOADING = ("weights", "model", "recipe", "drafter", "backend", "device", "drafte
 
 
 def decoder_of(given: dict[str, Any]) -> Any:
-    """A decoder from the values of `model_options`."""
+    """A decoder from the values of `model_options`. Says on standard error which drafter `auto` is."""
+    from .drafters.load import AUTO
     from .engine import Decoder
 
     chosen = {name: given[name] for name in LOADING}
     graphs = not chosen.pop("no_graphs")
-    return Decoder.load(**chosen, graphs=graphs)
+    decoder = Decoder.load(**chosen, graphs=graphs)
+    if chosen["drafter"] == AUTO:
+        assert decoder.drafter is not None
+        click.echo(f"drafter: {decoder.drafter.name} (auto)", err=True)
+    return decoder
 
 
 @click.command()
@@ -248,6 +254,7 @@ def bench(modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
           as_json: bool, **loading: Any) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
     from .bench.bench import configs, differing, load_prompts, long_run, naive_baseline, run_all, summary
+    from .drafters.load import AUTO
     from .errors import RequestError
 
     if scripted_tau is not None and not 1 <= scripted_tau <= min(draft_lengths) + 1:
@@ -258,7 +265,9 @@ def bench(modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
     if profile and decoder.model.notes.name != "triton":
         raise RequestError("--profile without the triton backend", expected="a GPU, whose kernels it times")
     progress = Progress()
-    baseline = naive_baseline(decoder, *(loading[n] for n in ("weights", "model", "drafter", "device"))) if naive else None
+    drafter = decoder.drafter.name if loading["drafter"] == AUTO else loading["drafter"]
+    simple = "ngram" if loading["drafter"] == AUTO else drafter  # the naive decoders have no EAGLE-3
+    baseline = naive_baseline(decoder, loading["weights"], loading["model"], simple, loading["device"]) if naive else None
     try:
         runs = list(run_all(decoder, chosen, repeats or file_repeats, configs(modes, draft_lengths), max_new_tokens,
                             scripted_tau, branches, progress, baseline))
@@ -267,7 +276,7 @@ def bench(modes: tuple[str, ...], draft_lengths: tuple[int, ...], branches: int,
     kinds = [None, *dict.fromkeys(run.kind for run in runs)]
     rows = [row for kind in kinds for row in summary(runs, kind)]
     record = {"schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": loading["recipe"],
-              "set": which, "drafter": "scripted" if scripted_tau else loading["drafter"], "backend": decoder.model.notes.name,
+              "set": which, "drafter": "scripted" if scripted_tau else drafter, "backend": decoder.model.notes.name,
               "device": decoder.model.notes.device, "max_new_tokens": max_new_tokens, "rows": rows,
               "naive_dtype": baseline.dtype_name if baseline else None, "different": differing(runs)}
     record["same"] = not record["different"]

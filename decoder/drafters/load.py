@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ...schedules.errors import NotPromoted
 from ...schedules.recipe import Recipe
 from ...shapes.fields import read_table
 from ...shapes.model import ModelShape, load_model_shape
@@ -16,7 +17,10 @@ from ..request.tokenizer import Tokenizer, find_tokenizer
 from ..selection import Options
 from .eagle3_checkpoint import load_eagle3, random_eagle3
 from .ngram import NGramDrafter
+from .shipped import shipped_drafter
 from .small_model import SmallModelDrafter
+
+AUTO = "auto"  # the name of a drafter where the user gives none
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,14 @@ class DrafterPlan:
 
 
 def load_drafter(name: str, plan: DrafterPlan) -> Drafter:
-    """`ngram`; a path of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's own shape, or
-    `random:SEED:SHAPE`, a model or an EAGLE-3 drafter of a named shape.
+    """`auto`, see `automatic_drafter`; `ngram`; a path of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the
+    target's own shape, or `random:SEED:SHAPE`, a model or an EAGLE-3 drafter of a named shape.
 
     Raises:
         LoadError: nothing there, or a drafter and a target that don't fit: tokenizer, vocabulary, hidden size, positions.
     """
+    if name == AUTO:
+        return automatic_drafter(plan)
     if name == NGramDrafter.name:
         return NGramDrafter()
     weights, shape = random_shape(name, plan.target)
@@ -47,6 +53,15 @@ def load_drafter(name: str, plan: DrafterPlan) -> Drafter:
     if shape is None and is_eagle3(path := resolve(name)):
         return load_eagle3(path, *rest)
     return load_small_model(weights, shape, plan)
+
+
+def automatic_drafter(plan: DrafterPlan) -> Drafter:
+    """The drafter that ships for this very target, where its kernels have schedules here; else n-gram."""
+    found = shipped_drafter(plan.target.shape, plan.tokenizer)
+    try:
+        return NGramDrafter() if found is None else load_drafter(str(found), plan)
+    except NotPromoted:
+        return NGramDrafter()
 
 
 def random_shape(name: str, target: Model) -> tuple[str, ModelShape | None]:

@@ -8,7 +8,6 @@ from .card import JSON, read_card
 from .identity import identity_of
 
 FOLDER = Path(__file__).parent / "data"
-AUTO = "auto"  # the drafter of a decoder for which none is named
 
 
 def shipped_drafter(shape: ModelShape, tokenizer: Tokenizer | None, folder: Path = FOLDER) -> Path | None:

@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from eagle3_reader import read_drafter
+from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.checkpoint.loader import load_checkpoint
 from tune_kernels.decoder.checkpoint.weights import fingerprint
+from tune_kernels.decoder.cli import main
+from tune_kernels.decoder.drafters import load
 from tune_kernels.decoder.drafters.card import JSON, MARKDOWN, as_markdown, read_card
 from tune_kernels.decoder.drafters.identity import identity_of
+from tune_kernels.decoder.drafters.load import AUTO, DrafterPlan, load_drafter
 from tune_kernels.decoder.drafters.shipped import FOLDER, shipped_drafter
 from tune_kernels.decoder.request.tokenizer import Tokenizer, load_tokenizer
+from tune_kernels.schedules.errors import NotPromoted
 from tune_kernels.shapes.model import ModelShape
 
 LARGEST = 8_000_000  # bytes of a drafter's weights in the package
@@ -63,3 +69,29 @@ def test_another_vocabulary_is_another_target(tiny_folders: dict[str, Path], tin
     assert identity_of(tiny_shape, own) == identity_of(tiny_shape, other)
     other.inner.add_tokens(["<another>"])
     assert identity_of(tiny_shape, own) != identity_of(tiny_shape, other)
+
+
+def test_auto_is_the_shipped_drafter_or_ngram(smollm2: Path, tiny_folders: dict[str, Path],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens with it, in fewer rounds; n-gram for another model, and where its kernels have no schedules."""
+    decoder = Decoder.load(str(smollm2), recipe="fp32", drafter=AUTO, capacity=256)
+    assert decoder.drafter.name == "eagle3"
+    prompt = [{"role": "user", "content": "What is 17 times 24? Show each step of the multiplication."}]
+    runs = [decoder.generate(prompt, mode, max_new_tokens=24) for mode in ("ar", "sd")]
+    assert runs[0].token_ids == runs[1].token_ids
+    assert runs[1].stats.tokens_per_round > 1.5
+    plan = DrafterPlan(decoder.model, decoder.tokenizer, decoder.recipe, torch.device("cpu"), 256)
+
+    def refuse(*_: object) -> None:
+        raise NotPromoted("no schedule")
+
+    monkeypatch.setattr(load, "load_eagle3", refuse)
+    assert load_drafter(AUTO, plan).name == "ngram"
+    with pytest.raises(NotPromoted):
+        load_drafter(str(SHIPPED[0]), plan)
+    assert Decoder.load(str(tiny_folders["llama"]), recipe="fp32", drafter=AUTO).drafter.name == "ngram"
+
+
+def test_the_commands_say_which_drafter_auto_is(tiny_folders: dict[str, Path]) -> None:
+    result = CliRunner().invoke(main, ["generate", "hi", "--weights", str(tiny_folders["llama"]), "--max-new-tokens", "4"])
+    assert result.exit_code == 0 and "drafter: ngram (auto)" in result.stderr
