@@ -284,9 +284,10 @@ def _from_config(path: Path) -> ModelShape:
 
 
 def _label(path: Path) -> str:
-    """A model's name: its folder's, whichever way the path is written, in the letters that a name has."""
-    label = re.sub(r"[^A-Za-z0-9_.+-]+", "-", path.absolute().resolve().parent.name).lstrip(".+-")[:100]
-    return label or path.stem
+    """A model's name: its folder's, whichever way the path is written, in the letters that a name has. The folder that names the
+    file, not the one that a link of Hugging Face's cache leads to."""
+    label = re.sub(r"[^A-Za-z0-9_.+-]+", "-", path.parent.resolve().name).lstrip(".+-")[:100]
+    return label or "model"
 
 
 def rope_of(fields: Fields) -> tuple[float, dict[str, object] | None]:

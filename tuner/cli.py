@@ -1,6 +1,7 @@
 """The command line. `--help` imports neither triton nor torch: commands import what they need when they run."""
 
 import importlib
+import io
 import json
 import sys
 import time
@@ -305,6 +306,9 @@ def doctor(context: click.Context, as_json: bool) -> None:
 def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
     end_on_signals()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # one without the characters shows others in their place
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

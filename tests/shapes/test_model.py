@@ -75,6 +75,25 @@ def test_one_config_has_one_name_however_its_path_is_written(tmp_path: Path, mon
         assert load_model_shape(path).name == "my-model", path
 
 
+def test_a_file_of_hugging_faces_cache_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    """F18: whose file is a link to a folder of blobs that all models share."""
+    (tmp_path / "blobs").mkdir()
+    snapshot = tmp_path / "snapshots" / "0a1b"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "blobs" / "f00").write_text(json.dumps(QWEN))
+    (snapshot / "config.json").symlink_to(tmp_path / "blobs" / "f00")
+    assert load_model_shape(str(snapshot)).name == "0a1b"
+
+
+@pytest.mark.parametrize("name", ["../../../up", "/etc/x", "a b", ""])
+def test_a_toml_shape_whose_name_is_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    """F18."""
+    text = (Path(__file__).parents[2] / "shapes" / "smollm2-135m.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace('"smollm2-135m"', json.dumps(name)))
+    with pytest.raises(ShapeError, match="expected: a name"):
+        load_model_shape(str(tmp_path / "mine.toml"))
+
+
 def test_rope_scaling_and_rope_parameters(tmp_path: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0}
     assert load_model_shape(write(tmp_path, rope_scaling=scaling)).rope_scaling == scaling

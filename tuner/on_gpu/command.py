@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,9 +51,6 @@ def run(request: Request, *, as_json: bool = False, promote: bool = False, dry_r
         raise click.UsageError("--promote and --dry-run don't go together")
     if replay and (unused := [name for name in MEASURING if name in given]):
         raise click.UsageError(f"--{'kernel' if unused[0] == 'kernels' else unused[0]} means nothing to --replay")
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a stream without the characters shows others in their place
-            stream.reconfigure(errors="replace")
     printing = Printing(as_json, Console(stderr=as_json))
     outcome = on_gpu.replay(replay) if replay else _measured(request, printing)
     report = make_report(outcome)

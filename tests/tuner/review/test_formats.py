@@ -1,8 +1,10 @@
 """A difference in each format, and the command: what is said, where it stays silent, exit codes, the same bytes."""
 
+import contextlib
 import io
 import json
 import os
+import pty
 import subprocess
 import sys
 from dataclasses import replace
@@ -110,6 +112,21 @@ def test_the_terminal_takes_no_markup_or_escapes(stores: Path) -> None:
     text = render_text(made(stores, "hostile"))
     assert "[red]" in flat(text)
     assert "\x1b" not in text
+
+
+def test_a_terminal_without_the_characters_shows_all_the_same(stores: Path) -> None:
+    """F23: rich writes to a terminal as it is, whatever its encoding has."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "tune_kernels.tuner", "diff", "old", "new"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    with subprocess.Popen(command, cwd=stores, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # the terminal is gone when the command is
+            while part := os.read(ours, 65536):
+                said += part
+    os.close(ours)
+    assert process.returncode == 0 and b"Traceback" not in said and b"old \\u2192 new" in said
 
 
 def test_markdown_is_short_before_its_fold(stores: Path) -> None:
