@@ -192,6 +192,9 @@ def measure(options: argparse.Namespace) -> Record:
     ar: dict[str, Mode] = {"ar": ("ar", None)}
     found = decode_rates(decoder, {**ar, "sd": ("sd", scripted(own)), **ssd(own)}, ids, REPEATS)
     replays, parts = replayed_rounds(decoder), ssd_parts(decoder)
+    if options.rates_only:
+        return {"schema": SCHEMA, "model": options.model, "drafter": options.drafter, "gpu": torch.cuda.get_device_name(),
+                "read_ceiling_tb_s": ceiling, "decode": found, "replayed_round_us": replays, "ssd_parts_us": parts}
     two = None
     if torch.cuda.device_count() > 1:  # not in turns with one GPU's: graphs are kept for one drafter at a time
         two = decode_rates(decoder, {**ar, **ssd(drafter_on(torch.device("cuda:1")))}, ids, REPEATS)
@@ -261,9 +264,11 @@ def main() -> int:
     options.add_argument("--hit-rate", type=float, default=0.645, help="share of branches that hit, in the run with misses")
     options.add_argument("--schedules", metavar="DIR", help="promoted schedules; without it those that ship")
     options.add_argument("--allow-untuned", action="store_true", help="the recipe's defaults where nothing was promoted")
+    options.add_argument("--rates-only", action="store_true", help="decode rates on one GPU and their graphs alone; no table")
     given = options.parse_args()
     record = measure(given)
-    print(table(record))
+    if not given.rates_only:
+        print(table(record))
     publish(record, given.out)
     return 0
 

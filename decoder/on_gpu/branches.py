@@ -13,8 +13,8 @@ import torch
 
 from ...kernels.layout import COUNT, DRAFT, MADE, ROUND, ROWS, STRIDE, TABLE, TOKEN
 from ...kernels.merge import aligned_parts
+from .buffers import DeviceInputs
 from .cache import DeviceCache, Pass
-from .inputs import DeviceInputs
 from .layer import Decode, Launched
 
 NONE = -1  # in the table: no branch

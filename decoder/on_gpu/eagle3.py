@@ -4,6 +4,7 @@ In a proposal (`launch_draft`) the first pass writes the entries of the last ver
 whatever was accepted, and goes on from the accepted one; rows past it land in slots that are overwritten before they are seen.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,18 +19,49 @@ from ...kernels.norm import DraftEntry, Residual, draft_norm
 from ...kernels.prefill import prefill_linear
 from ...schedules.recipe import Recipe
 from ...schedules.schedule import StepSchedules
+from ...shapes.model import ModelShape
 from ..backend import DraftWeights, Step
 from ..rows import Rows
 from .branches import DeviceBranches
+from .buffers import DeviceInputs, Splits, Verified, new_workspace, splits_of
 from .cache import DeviceCache, Pass, cache_of, standing_in
 from .graphs import on
-from .inputs import DeviceInputs, Verified
-from .layer import Decode, Phase, Prefill, launch_all, pack_layer, summed
+from .layer import Decode, Phase, Prefill, launch_all, summed
 from .network import WriteDraft, low_precision, nan_error
-from .packing import pack, token_table
-from .workspace import Splits, new_workspace, splits_of
+from .weights import pack, pack_layer, token_table
 
 FEED = 128  # rows of one pass over a prompt
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Beside a layer's, at fixed addresses. fc_in [2, FEED, 3 H_target] and head_in [2, ROWS, H]: inputs of fc and an e4m3 head;
+    fc_partials [split_k, ROWS, H] fp32; reduced [FEED, H] bf16. scored: the steps along a draft, rows 0..K; spread [ROWS, STRIDE]
+    int32: its tokens, each on 16 bytes, as a launch wants them."""
+
+    fc_in: Activation
+    head_in: Activation
+    fc_partials: torch.Tensor
+    reduced: torch.Tensor
+    scored: Step
+    spread: torch.Tensor
+
+
+def new_buffers(shape: ModelShape, features: int, split_k: int, e4m3: bool, device: torch.device) -> Buffers:
+    """features: 3 H_target; split_k: of fc."""
+    H = shape.hidden_size
+
+    def terms(rows: int, K: int) -> Activation:
+        kind = torch.float8_e4m3fn if e4m3 else torch.bfloat16
+        scale = torch.empty(rows, dtype=torch.float32, device=device) if e4m3 else None
+        return Activation(torch.empty(2, rows, K, dtype=kind, device=device), scale)
+
+    def zeros() -> torch.Tensor:
+        return torch.zeros(ROWS, H, dtype=torch.bfloat16, device=device)
+
+    return Buffers(terms(FEED, features), terms(ROWS, H), torch.empty(split_k, ROWS, H, dtype=torch.float32, device=device),
+                   torch.empty(FEED, H, dtype=torch.bfloat16, device=device), Step(zeros(), zeros()),
+                   torch.zeros(ROWS, STRIDE, dtype=torch.int32, device=device))
 
 
 class TritonEagle3Model:
@@ -39,16 +71,27 @@ class TritonEagle3Model:
                  graphs: bool) -> None:
         """graphs: whether passes are captured."""
         self.shape, self.recipe, self.device, self.graphs_enabled = weights.shape, recipe, device, graphs
-        shape, tensors, precision = weights.shape, weights.tensors, low_precision(recipe)
-        H, e4m3 = shape.hidden_size, precision.is_e4m3
+        self._pack(weights, vocab_limit)
+        shape, e4m3 = weights.shape, low_precision(recipe).is_e4m3
+        space = new_workspace(shape, ROWS, e4m3, splits_of(schedules), device, inputs=2)
+        self.decode = Decode(shape, recipe, space, schedules)
+        self.prefill = Prefill(shape, recipe, new_workspace(shape, FEED, e4m3, Splits(), device, inputs=2))
+        self.head_schedule = schedules.lm_head
+        self.scratch = new_scratch(self.head.w.shape[0], self.head_schedule, device)
+        self.inputs = DeviceInputs(device)
+        self.buffers = new_buffers(shape, self.fc.w.shape[1], schedules.linear("fc").split_k, e4m3, device)
+        self.fc_linear = partial(linear, schedule=schedules.linear("fc"), numerics=recipe.numerics)
+        self.quantise_row = partial(quantise, schedule=FIXED["quantise_row"].schedule, numerics=recipe.numerics)
+        self.draft_norm = partial(draft_norm, schedule=FIXED["draft_norm"].schedule, numerics=recipe.numerics)
+        self.lm_head = partial(lm_head, schedule=self.head_schedule, numerics=recipe.numerics)
+        self.lm_head_logits = partial(lm_head_logits, schedule=self.head_schedule, numerics=recipe.numerics)
+
+    def _pack(self, weights: DraftWeights, vocab_limit: int) -> None:
+        """Weights as the kernels read them; consumes the tensors."""
+        tensors, precision, device = weights.tensors, low_precision(self.recipe), self.device
 
         def vector(name: str) -> torch.Tensor:
             return tensors.pop(name).to(device, torch.bfloat16)
-
-        def terms(rows: int, K: int) -> Activation:
-            kind = torch.float8_e4m3fn if e4m3 else torch.bfloat16
-            scale = torch.empty(rows, dtype=torch.float32, device=device) if e4m3 else None
-            return Activation(torch.empty(2, rows, K, dtype=kind, device=device), scale)
 
         self.embedding = token_table(weights.embedding, device)
         self.fc = pack(tensors.pop("fc.weight"), precision, device)
@@ -59,27 +102,9 @@ class TritonEagle3Model:
         self.head = pack(tensors.pop("lm_head.weight")[order], precision, device)
         self.norm = vector("norm.weight")
         self.layer = pack_layer(tensors, "midlayer.", precision, False, device)
-        self.entry = DraftEntry(self.embedding, self.layer.input_norm, vector("midlayer.hidden_norm.weight"), shape.rms_norm_eps,
-                                weights.norm_before_residual)
+        self.entry = DraftEntry(self.embedding, self.layer.input_norm, vector("midlayer.hidden_norm.weight"),
+                                self.shape.rms_norm_eps, weights.norm_before_residual)
         assert not tensors, f"unused: {list(tensors)}"
-        space = new_workspace(shape, ROWS, e4m3, splits_of(schedules), device, inputs=2)
-        self.decode = Decode(shape, recipe, space, schedules)
-        self.prefill = Prefill(shape, recipe, new_workspace(shape, FEED, e4m3, Splits(), device, inputs=2))
-        fc_schedule = schedules.linear("fc")
-        self.fc_in, self.head_in = terms(FEED, self.fc.w.shape[1]), terms(ROWS, H)
-        self.fc_partials = torch.empty(fc_schedule.split_k, ROWS, H, dtype=torch.float32, device=device)
-        self.reduced = torch.empty(FEED, H, dtype=torch.bfloat16, device=device)
-        self.head_schedule = schedules.lm_head
-        self.scratch = new_scratch(self.head.w.shape[0], self.head_schedule, device)
-        self.inputs = DeviceInputs(device)
-        self.fc_linear = partial(linear, schedule=fc_schedule, numerics=recipe.numerics)
-        self.quantise_row = partial(quantise, schedule=FIXED["quantise_row"].schedule, numerics=recipe.numerics)
-        self.draft_norm = partial(draft_norm, schedule=FIXED["draft_norm"].schedule, numerics=recipe.numerics)
-        self.lm_head = partial(lm_head, schedule=self.head_schedule, numerics=recipe.numerics)
-        self.lm_head_logits = partial(lm_head_logits, schedule=self.head_schedule, numerics=recipe.numerics)
-        # The steps along a draft, rows 0..K; and its tokens, each on 16 bytes, as a launch wants them.
-        self.scored = Step(torch.zeros_like(space.final), torch.zeros_like(space.x))
-        self.spread = torch.zeros(ROWS, STRIDE, dtype=torch.int32, device=device)
 
     @property
     def max_rows(self) -> int:
@@ -92,17 +117,17 @@ class TritonEagle3Model:
 
     def launch_reduce(self, features: torch.Tensor, rows: int) -> torch.Tensor:
         """fc of up to FEED rows [rows, 3 H_target]: the drafter's features, [>= rows, H] at a fixed address."""
-        x = Activation(features[None])
-        if self.fc_in.scale is not None:
-            self.quantise_row(features, self.fc_in, rows=rows)
-            x = self.fc_in
+        x, out, partials = Activation(features[None]), self.buffers.reduced, self.buffers.fc_partials
+        if self.buffers.fc_in.scale is not None:
+            x = self.buffers.fc_in
+            self.quantise_row(features, x, rows=rows)
         if rows > ROWS:
-            prefill_linear(x, self.fc, self.reduced, rows=rows, numerics=self.recipe.numerics)
-        elif len(self.fc_partials) > 1:
-            self.reduced[:rows].copy_(summed(self.fc_linear(x.first(rows), self.fc, out=self.fc_partials[:, :rows])))
+            prefill_linear(x, self.fc, out, rows=rows, numerics=self.recipe.numerics)
+        elif len(partials) > 1:
+            out[:rows].copy_(summed(self.fc_linear(x.first(rows), self.fc, out=partials[:, :rows])))
         else:
-            self.fc_linear(x.first(rows), self.fc, out=self.reduced[:rows])
-        return self.reduced
+            self.fc_linear(x.first(rows), self.fc, out=out[:rows])
+        return out
 
     @torch.inference_mode()
     def reduce(self, features: torch.Tensor) -> torch.Tensor:
@@ -127,7 +152,7 @@ class TritonEagle3Model:
         rows, chunks = len(tokens), cache.chunks_for(length + len(tokens))
         phase: Decode | Prefill = self.decode if rows <= self.max_rows else self.prefill
         with on(self.device):
-            self.reduced[:rows].copy_(features)
+            self.buffers.reduced[:rows].copy_(features)
             if phase is self.decode:
                 self.inputs.upload(tokens, length)
                 cache.graphs.run((rows, chunks), lambda: self.launch(phase, self.inputs.row_tokens, cache, rows, chunks))
@@ -138,7 +163,7 @@ class TritonEagle3Model:
 
     def launch(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, rows: int, chunks: int) -> None:
         """Every launch of one pass over entries of tokens [>= rows] and `reduced`, at inputs.length."""
-        self._launch(phase, tokens, self.reduced, Pass(cache, self.inputs.length, rows, chunks))
+        self._launch(phase, tokens, self.buffers.reduced, Pass(cache, self.inputs.length, rows, chunks))
         phase.end(self.norm, rows, last=True)
 
     def _launch(self, phase: Phase, tokens: torch.Tensor, features: torch.Tensor, at: Pass) -> None:
@@ -163,8 +188,8 @@ class TritonEagle3Model:
             self.decode.end(self.norm, 1, last=True, row=row)
             return Activation(self.decode.space.final[None, :1])
         self.decode.norm(Residual(self.decode.space.x, self.decode.space.y_down, row=row), self.norm, self.shape.rms_norm_eps,
-                         self.head_in, rows=1)
-        return self.head_in.first(1)
+                         self.buffers.head_in, rows=1)
+        return self.buffers.head_in.first(1)
 
     def launch_draft(self, cache: DeviceCache, source: Verified, length: int, chunks: int, write: WriteDraft,
                      keep: bool = False) -> None:
@@ -185,20 +210,20 @@ class TritonEagle3Model:
         if not drafted:
             self.launch_entries(cache, source, length + 1, chunks, terms=False)
             self._keep(0)
-        self.spread[:length, 0].copy_(source.inputs.row_tokens[1:1 + length])
+        self.buffers.spread[:length, 0].copy_(source.inputs.row_tokens[1:1 + length])
         for step in range(length - 1 if drafted else 0, length):
-            self.launch_own(cache, self.spread[step, :1], source.inputs.start(2 + step), chunks, terms=False)
+            self.launch_own(cache, self.buffers.spread[step, :1], source.inputs.start(2 + step), chunks, terms=False)
             self._keep(step + 1)
-        return self.logits(self.scored.final[:length + 1])
+        return self.logits(self.buffers.scored.final[:length + 1])
 
     def _keep(self, step: int) -> None:
-        self.scored.final[step].copy_(self.decode.space.final[0])
-        self.scored.feature[step].copy_(self.decode.space.x[0])
+        self.buffers.scored.final[step].copy_(self.decode.space.final[0])
+        self.buffers.scored.feature[step].copy_(self.decode.space.x[0])
 
     def launch_branches(self, branches: DeviceBranches, step: int, chunks: int) -> torch.Tensor:
         """Pass `step` of all branches, the first one from where each leaves the draft: final rows [branches, H]."""
         phase, rows = branches.decode, branches.count
-        feature = self.scored.feature.index_select(0, branches.counts) if step == 0 else phase.space.x
+        feature = self.buffers.scored.feature.index_select(0, branches.counts) if step == 0 else phase.space.x
         self._launch(phase, branches.tokens(step), feature, Pass(branches.cache, branches.start(step), rows, chunks))
         phase.end(self.norm, rows, last=True)
         return phase.space.final[:rows]
@@ -215,8 +240,8 @@ class TritonEagle3Model:
         """final, or as an e4m3 head reads it."""
         if self.head.scale is None:
             return Activation(final[None])
-        self.quantise_row(final, self.head_in, rows=len(final))
-        return self.head_in.first(len(final))
+        self.quantise_row(final, self.buffers.head_in, rows=len(final))
+        return self.buffers.head_in.first(len(final))
 
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:

@@ -5,7 +5,6 @@ Partials of a linear are summed by the launch after it: the norm, or RoPE and ap
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,19 +13,18 @@ from ...kernels.activation import quantise, segments, swiglu
 from ...kernels.attention import attention, max_rows
 from ...kernels.fixed import FIXED
 from ...kernels.layout import Activation
-from ...kernels.linear import interleave, linear
+from ...kernels.linear import linear
 from ...kernels.merge import merge, parts
 from ...kernels.norm import Residual, norm
 from ...kernels.prefill import prefill_attention, prefill_linear
 from ...kernels.rope import rope_append
-from ...schedules.recipe import Precision, Recipe
+from ...schedules.recipe import Recipe
 from ...schedules.schedule import StepSchedules
 from ...shapes.model import AttentionShape, MergeShape, ModelShape
-from ..checkpoint.weights import Tensors, pop_stacked
 from ..errors import LoadError
+from .buffers import Workspace
 from .cache import Pass
-from .packing import Packed, pack
-from .workspace import Workspace
+from .weights import Packed, PackedLayer
 
 Launched = tuple[str, Callable[[], object]]  # the kind of kernel, and its launch
 LINEARS = ("qkv", "o", "gate_up", "down")
@@ -44,40 +42,6 @@ def summed(partials: torch.Tensor) -> torch.Tensor:
     for part in partials[1:]:
         total = total + part
     return total
-
-
-@dataclass(frozen=True)
-class PackedLayer:
-    """One layer's weights; norms [H] bf16."""
-
-    input_norm: torch.Tensor
-    qkv: Packed
-    o: Packed
-    post_norm: torch.Tensor
-    gate_up: Packed
-    down: Packed
-
-    @property
-    def linears(self) -> dict[str, Packed]:
-        """By kernel name."""
-        return {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
-
-
-def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> PackedLayer:
-    """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
-    def packed(*names: str, bias: bool = False, turns: bool = False) -> Packed:
-        w = pop_stacked(tensors, [f"{prefix}{name}.weight" for name in names])
-        w = interleave(w) if turns else w
-        b = pop_stacked(tensors, [f"{prefix}{name}.bias" for name in names]) if bias else None
-        return pack(w, precision, device, b)
-
-    def vector(name: str) -> torch.Tensor:
-        return tensors.pop(f"{prefix}{name}.weight").to(device, torch.bfloat16)
-
-    return PackedLayer(input_norm=vector("input_layernorm"),
-                       qkv=packed(*(f"self_attn.{name}_proj" for name in "qkv"), bias=qkv_bias),
-                       o=packed("self_attn.o_proj"), post_norm=vector("post_attention_layernorm"),
-                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"))
 
 
 class Phase:

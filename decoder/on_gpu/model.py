@@ -19,13 +19,13 @@ from ..checkpoint.weights import Tensors
 from ..errors import LoadError, RequestError
 from ..rows import Cache, Rows
 from ..selection import Options, Selection, select_schedules
+from .buffers import Splits, new_workspace
 from .cache import DeviceCache, Pass, cache_of, standing_in
 from .eagle3 import TritonEagle3Model
 from .graphs import WARM_UP, on
 from .layer import Prefill, launch_all
 from .network import DeviceNetwork, low_precision
 from .rounds import DeviceRounds
-from .workspace import Splits, new_workspace
 
 PREFILL_ROWS = 2048  # rows of one pass over a prompt; the bits don't depend on it
 FEWEST_ROWS = WIDE.BLOCK_M  # a prefill pass is filled up to: one tile of rows costs what a part of it does

@@ -16,12 +16,11 @@ from ...shapes.model import ModelShape
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
 from ..errors import LoadError, NumericsError
 from .branches import DeviceBranches
+from .buffers import DeviceInputs, Verified, new_workspace, splits_of
 from .cache import DeviceCache, Pass
 from .graphs import on
-from .inputs import DeviceInputs, Verified
-from .layer import Decode, Launched, PackedLayer, Prefill, launch_all, pack_layer
-from .packing import token_table
-from .workspace import new_workspace, splits_of
+from .layer import Decode, Launched, Prefill, launch_all
+from .weights import PackedLayer, pack_layer, token_table
 
 WriteDraft = Callable[[torch.Tensor, int], None]  # a drafted token [1] int32 and its place in the draft
 

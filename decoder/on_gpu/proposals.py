@@ -9,9 +9,9 @@ from ..drafters.eagle3 import Eagle3Drafter
 from ..drafters.scripted import ScriptedDrafter
 from ..drafters.small_model import SmallModelDrafter
 from .branches import DeviceBranches
+from .buffers import Verified
 from .cache import DeviceCache
 from .eagle3 import TritonEagle3Model
-from .inputs import Verified
 from .network import DeviceNetwork, WriteDraft
 
 

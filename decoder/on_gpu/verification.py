@@ -14,8 +14,8 @@ from ..backend import RequestState, RoundPlan
 from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
 from ..stats import Stats
+from .buffers import DeviceInputs
 from .cache import DeviceCache
-from .inputs import DeviceInputs
 from .network import DeviceNetwork
 
 RING = 64  # records kept on the device; more than are ever in flight, and a multiple of each batch

@@ -36,7 +36,7 @@ from tune_kernels.schedules.store import PromotedFile
 from tune_kernels.shapes.model import ModelShape
 from tune_kernels.shapes.target import load_arch
 from tune_kernels.tuner.offline.compile import compile_task, make_task
-from tune_kernels.tuner.offline.space import with_fixed, with_those_in_place
+from tune_kernels.tuner.offline.space import Subject, with_fixed, with_those_in_place
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreting")]
 CPU = torch.device("cpu")
@@ -66,9 +66,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 def make_bundle(folder: Path, model: ModelShape, recipe: Recipe, schedules: Path) -> None:
     """What a sweep of a shipped space adds to its candidates, compiled."""
-    shapes = model.kernel_shapes(recipe.linear_dtype, recipe.terms)
-    in_place = with_those_in_place([], recipe, shapes, list(shapes), [load_arch("sm_90")], store.search_path(schedules))
-    for one in with_fixed(in_place, model, recipe):
+    subject = Subject(model, recipe, list(model.kernel_shapes(recipe.linear_dtype, recipe.terms)), [load_arch("sm_90")])
+    for one in with_fixed(with_those_in_place([], subject, store.search_path(schedules)), subject):
         assert one.problem is None, one
         record = compile_task(make_task(one.kernel, "sm_90", one.shape, one.schedule, recipe.numerics, folder))
         assert record.artefact, (one, record.failures)

@@ -15,8 +15,8 @@ from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.errors import NumericsError
 from tune_kernels.decoder.on_gpu import rounds
 from tune_kernels.decoder.on_gpu.branches import DeviceBranches
+from tune_kernels.decoder.on_gpu.buffers import DeviceInputs
 from tune_kernels.decoder.on_gpu.cache import DeviceCache, Pass
-from tune_kernels.decoder.on_gpu.inputs import DeviceInputs
 from tune_kernels.decoder.on_gpu.layer import Decode, launch_all
 from tune_kernels.decoder.on_gpu.network import DeviceNetwork
 from tune_kernels.decoder.on_gpu.ssd_rounds import SsdRounds

@@ -13,8 +13,8 @@ from tune_kernels.decoder.drafter import Branch, likely_outcomes
 from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
 from tune_kernels.decoder.on_gpu.branches import DeviceBranches
+from tune_kernels.decoder.on_gpu.buffers import DeviceInputs
 from tune_kernels.decoder.on_gpu.graphs import Graphs
-from tune_kernels.decoder.on_gpu.inputs import DeviceInputs
 from tune_kernels.decoder.on_gpu.rounds import DeviceRounds
 from tune_kernels.decoder.on_gpu.ssd_rounds import SsdRounds
 from tune_kernels.decoder.on_gpu.verification import Verification

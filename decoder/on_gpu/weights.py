@@ -1,0 +1,75 @@
+"""Weights as the GPU kernels read them: e4m3 with a scale per output channel, or bf16, row-major."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ...kernels.layout import Weights
+from ...kernels.linear import interleave
+from ...schedules.recipe import Precision
+from ..checkpoint.weights import Tensors, pop_stacked
+from ..on_torch.linear import quantise_weights
+
+
+@dataclass(frozen=True)
+class Packed(Weights):
+    """One linear on the device."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass reads."""
+        return sum(t.numel() * t.element_size() for t in (self.w, self.scale, self.bias) if t is not None)
+
+
+def token_table(w: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An embedding w [V, H] in bf16, behind a row of zeros: a row of NaN logits drafts token -1, which must read memory that is
+    there and finite. The rows after it are those of w."""
+    if w.device == device and w.dtype == torch.bfloat16 and w.storage_offset() == w.shape[1]:
+        return w  # made here
+    table = torch.empty(w.shape[0] + 1, w.shape[1], dtype=torch.bfloat16, device=device)
+    table[0] = 0
+    table[1:] = w
+    return table[1:]
+
+
+def pack(w: torch.Tensor, precision: Precision, device: torch.device, bias: torch.Tensor | None = None) -> Packed:
+    """w [N, K] and bias [N] in any float type."""
+    bias = None if bias is None else bias.to(device, torch.bfloat16)
+    if precision.is_e4m3:
+        w_q, scale = quantise_weights(w.to(device))
+        return Packed(w_q, scale.contiguous(), bias)
+    return Packed(w.to(device, torch.bfloat16).contiguous(), None, bias)
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """One layer's weights; norms [H] bf16."""
+
+    input_norm: torch.Tensor
+    qkv: Packed
+    o: Packed
+    post_norm: torch.Tensor
+    gate_up: Packed
+    down: Packed
+
+    @property
+    def linears(self) -> dict[str, Packed]:
+        """By kernel name."""
+        return {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
+
+
+def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> PackedLayer:
+    """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
+    def packed(*names: str, bias: bool = False, turns: bool = False) -> Packed:
+        w = pop_stacked(tensors, [f"{prefix}{name}.weight" for name in names])
+        w = interleave(w) if turns else w
+        b = pop_stacked(tensors, [f"{prefix}{name}.bias" for name in names]) if bias else None
+        return pack(w, precision, device, b)
+
+    def vector(name: str) -> torch.Tensor:
+        return tensors.pop(f"{prefix}{name}.weight").to(device, torch.bfloat16)
+
+    return PackedLayer(input_norm=vector("input_layernorm"),
+                       qkv=packed(*(f"self_attn.{name}_proj" for name in "qkv"), bias=qkv_bias),
+                       o=packed("self_attn.o_proj"), post_norm=vector("post_attention_layernorm"),
+                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"))
