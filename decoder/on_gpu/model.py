@@ -121,7 +121,9 @@ class TritonModel(DeviceNetwork):
         found: list[int] = []
         with self.lock, torch.inference_mode(), on(self.device):
             for part in final.split(self.head_schedule.row_tile):
-                found += self.launch_head(part.contiguous()).tolist()
+                tokens = self.launch_head(part.contiguous())
+                answered = self.scratch.best[:len(part)].amax(-1) < torch.inf
+                found += torch.where(answered, tokens, -1).tolist()
         return found
 
     def sibling(self, checkpoint: Checkpoint, device: torch.device, options: Options) -> "TritonModel":

@@ -346,6 +346,16 @@ def test_nan_in_the_prompt_is_an_error(load: Load) -> None:
         decoder.generate(PROMPT[:1], "ar", max_new_tokens=2)
 
 
+def test_infinity_is_no_answer(load: Load) -> None:
+    """F4: a finite head whose products overflow."""
+    model: Any = load().model
+    final = torch.ones(2, SHAPE.hidden_size, dtype=torch.bfloat16, device=model.device)
+    final[1] = 0
+    model.head[7] = 3e38
+    assert model.head.isfinite().all()
+    assert model.greedy(final) == [-1, 0]
+
+
 def test_a_draft_longer_than_a_pass_is_refused(load: Load) -> None:
     """By attention's tile."""
     narrow = replace(SCHEDULES["attention"], TILE=16)
@@ -392,13 +402,6 @@ def test_an_attention_chunk_that_is_not_the_recipes_is_refused(load: Load) -> No
     attention = replace(SCHEDULES["attention"], chunk=2 * CHUNK)
     with pytest.raises(LoadError, match=f"attention's chunk is {2 * CHUNK}"):
         load(changes={"attention": attention})
-
-
-def test_rounds_on_the_device_leave_the_callers_inference_mode_alone(decoder: Decoder) -> None:
-    """Between the pieces of a stream the caller's code runs: its tensors are its own."""
-    request = decoder._request(PROMPT[:2], "ar", max_new_tokens=3)
-    for _ in decoder._rounds(request, decoder._output(request), decoder._stats(request)):
-        assert not torch.is_inference_mode_enabled()
 
 
 class State:
@@ -460,6 +463,12 @@ def test_graphs_are_captured_before_the_first_round(mode: str, decoder: Decoder,
     model.rounds = None
     assert len(captured) == before
     assert state.tokens == expected.tokens
+
+
+def test_rounds_on_the_device_leave_the_callers_inference_mode_alone(decoder: Decoder) -> None:
+    """Between the pieces of a stream the caller's code runs: its tensors are its own."""
+    for _ in device_request(decoder, "ar", 2)[1]:
+        assert not torch.is_inference_mode_enabled()
 
 
 def test_nothing_is_locked_between_rounds(decoder: Decoder) -> None:
