@@ -1,4 +1,4 @@
-"""The interface between the engine and what computes: a backend makes a `Model` of a checkpoint, the engine drives it.
+"""The interface between the engine and a backend: a backend makes a `Model` of a checkpoint, the engine drives it.
 
 Token ids go in, hidden rows come out; the engine never sees a weight. A backend owns its layout, its launches and its
 schedules, and must be row-invariant on its own. `torch` is the reference and runs anywhere.
@@ -6,9 +6,10 @@ schedules, and must be row-invariant on its own. `torch` is the reference and ru
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..schedules.promoted import PromotedSchedule
+from ..shapes.fields import Table
 from ..shapes.model import ModelShape
 from .drafter import Drafter
 from .selection import Options
@@ -45,12 +46,12 @@ class Step:
 
 @dataclass(frozen=True)
 class BackendNotes:
-    """What a backend says of itself in `stats`: the schedules in use with their evidence, and launches per token
-    where it counts them. promoted: those of the schedules that are promoted rows."""
+    """A backend's part of `stats`. schedules: those in use, with their evidence; launches_per_token: None where they aren't
+    counted; promoted: the promoted rows among the schedules."""
 
     name: str
     device: str
-    schedules: tuple[dict[str, Any], ...] = ()
+    schedules: tuple[Table, ...] = ()
     launches_per_token: float | None = None
     warnings: tuple[str, ...] = field(default=())
     promoted: tuple[PromotedSchedule, ...] = field(default=())

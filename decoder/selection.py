@@ -4,7 +4,6 @@ recipe's defaults."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from ..schedules.errors import NotPromoted
 from ..schedules.promoted import PromotedSchedule
 from ..schedules.recipe import Recipe
 from ..schedules.schedule import Schedule, StepSchedules, schedule_id, schedule_to_dict, step_schedules
+from ..shapes.fields import Table
 from ..shapes.model import KernelShape, ModelShape
 from ..shapes.target import Target, load_sku, sku_of
 from .errors import LoadError
@@ -36,11 +36,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Selection:
-    """rows: what `stats` says of each; warnings for the same place; promoted: the rows of the store that are
-    among them."""
+    """rows: the schedules with their evidence, for `stats`; warnings: for `stats`, too; promoted: the rows of the store among
+    them."""
 
     schedules: StepSchedules
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[Table, ...]
     warnings: tuple[str, ...] = ()
     promoted: tuple[PromotedSchedule, ...] = ()
 
@@ -71,8 +71,8 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
 
 
 def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,
-            options: Options) -> tuple[Schedule, dict[str, Any], PromotedSchedule | None]:
-    """One kernel's schedule and where it is from; the row, where it is promoted."""
+            options: Options) -> tuple[Schedule, Table, PromotedSchedule | None]:
+    """(one kernel's schedule, its origin and evidence, its promoted row or None)."""
     if kernel in options.overrides:
         return options.overrides[kernel], {"origin": "override"}, None
     try:
@@ -85,8 +85,8 @@ def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,
     return default_schedule(recipe, kernel, target.arch, shape), {"origin": UNTUNED}, None
 
 
-def evidence_of(row: PromotedSchedule) -> dict[str, Any]:
-    """What `stats` says of a promoted row's evidence."""
+def evidence_of(row: PromotedSchedule) -> Table:
+    """A promoted row's evidence, as `stats` has it."""
     return {"date": row.date, "weights": row.evidence.weights, "random_weights": row.evidence.random_weights,
             "numerics_class": row.numerics_class, "median_us": row.timing.times.median_us,
             "checks": {kind: {"run": checks.run, "passed": checks.passed} for kind, checks in row.evidence.checks.items()}}

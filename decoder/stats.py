@@ -2,7 +2,8 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+
+from ..shapes.fields import Table
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Stats:
     backend: str = ""
     device: str = ""
     launches_per_token: float | None = None
-    schedules: list[dict[str, Any]] = field(default_factory=list)
+    schedules: list[Table] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -72,7 +73,7 @@ class Stats:
         self.accepted += kept if cut else accepted
         self.accepted_per_round.append(kept if cut else accepted)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Table:
         """Every field, and the ratios."""
         ratios = {name: getattr(self, name) for name in
                   ("tokens_per_round", "acceptance", "hit_rate", "decode_tokens_per_s")}

@@ -14,10 +14,10 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ...shapes.fields import Table
 from ..drafters.scripted import ScriptedDrafter
 from ..engine import Decoder
 from ..errors import RequestError
@@ -141,13 +141,13 @@ def prompt_ids(decoder: Decoder, text: str) -> list[int]:
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """What ran where the tokens weren't AR's, warming up or not."""
+    """The runs whose tokens weren't AR's, those of the warm-up included."""
     return [f"{run.prompt}, {run.config.label}" + (", warming up" if run.repeat < 0 else "") for run in runs
             if not (run.same_as_ar or run.config.is_naive)]
 
 
-def summary(runs: list[Run], kind: str | None = None) -> list[dict[str, Any]]:
-    """One row a configuration, over the prompts of one kind or all: medians of per-request figures; tau and acceptance
+def summary(runs: list[Run], kind: str | None = None) -> list[Table]:
+    """One row per configuration, over the prompts of one kind or all: medians of per-request figures; tau and acceptance
     pooled. Runs that warm up don't count."""
     picked = [run for run in runs if kind in (None, run.kind) and run.repeat >= 0]
     base = {(r.prompt, r.repeat): r.stats for r in picked if r.config.mode == "ar"}
@@ -173,7 +173,7 @@ def summary(runs: list[Run], kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def times(runs: list[Run], config: Config) -> dict[str, float]:
-    """t_v and t_d of `roofline`, in milliseconds: a verification, and a drafted token; t_sync: the wait a round."""
+    """The times of `roofline`, in milliseconds: t_v per verification, t_d per drafted token, t_sync and t_o per round."""
     rounds = sum(r.stats.rounds for r in runs) or 1
     drafted = sum(r.stats.drafted for r in runs)
     in_line = 1e3 * sum(r.stats.draft_s for r in runs)

@@ -8,7 +8,7 @@ shares no code with the decoder but the loading of weights, and knows no ends: i
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -17,6 +17,9 @@ from ..checkpoint.loader import load_checkpoint
 from ..checks.reference import hugging_face_model
 from ..stats import Stats
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 LOOKUP = 2  # tokens whose last occurrence the n-gram drafter looks for
 MODES = ("ar", "sd", "ssd")
 
@@ -24,7 +27,7 @@ MODES = ("ar", "sd", "ssd")
 class Sequence:
     """One model's growing cache; `seconds` spent in the model."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         from transformers import DynamicCache
 
         self.model, self.cache, self.seconds = model, DynamicCache(config=model.config), 0.0
@@ -55,7 +58,7 @@ class Draft(Protocol):
 class ModelDraft:
     """A model's own continuation."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         self.sequence = Sequence(model)
 
     def propose(self, tokens: list[int], length: int) -> list[int]:
@@ -79,7 +82,7 @@ class LookupDraft:
         return after + tokens[-1:] * (length - len(after))
 
 
-def autoregressive(model: Any, prompt: list[int], limit: int) -> tuple[list[int], Stats]:
+def autoregressive(model: "PreTrainedModel", prompt: list[int], limit: int) -> tuple[list[int], Stats]:
     """(`limit` new tokens, what they cost)."""
     sequence = Sequence(model)
     tokens = [sequence.feed(prompt)[-1]]
@@ -92,7 +95,7 @@ def autoregressive(model: Any, prompt: list[int], limit: int) -> tuple[list[int]
     return tokens, stats
 
 
-def speculative(model: Any, drafter: Draft, prompt: list[int], limit: int, length: int,
+def speculative(model: "PreTrainedModel", drafter: Draft, prompt: list[int], limit: int, length: int,
                 ahead: ThreadPoolExecutor | None = None) -> tuple[list[int], Stats]:
     """SD, or SSD where `ahead` is a thread: it drafts on for the outcome in which all is accepted."""
     target = Sequence(model)
@@ -132,7 +135,7 @@ class Naive:
                       else self._load(drafter, shape if random else None, dtype, device))
 
     @staticmethod
-    def _load(weights: str, shape: str | ModelShape | None, dtype: torch.dtype, device: torch.device) -> Any:
+    def _load(weights: str, shape: str | ModelShape | None, dtype: torch.dtype, device: torch.device) -> "PreTrainedModel":
         return hugging_face_model(load_checkpoint(weights, shape, torch.device("cpu")), dtype).to(device)
 
     def run(self, mode: str, prompt: list[int], limit: int, length: int) -> tuple[list[int], Stats]:

@@ -10,10 +10,9 @@ Acceptance is not independent in practice: where tau was measured, use it.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ...schedules.recipe import BYTES, Precision
-from ...shapes.fields import read_table
+from ...shapes.fields import Table, read_table
 from ...shapes.model import HeadShape, LinearShape, ModelShape
 from ..errors import RequestError
 
@@ -115,5 +114,5 @@ def from_bench(path: Path) -> list[Prediction]:
     return found
 
 
-def to_dict(prediction: Prediction) -> dict[str, Any]:
+def to_dict(prediction: Prediction) -> Table:
     return asdict(prediction)

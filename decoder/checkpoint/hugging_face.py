@@ -1,13 +1,16 @@
 """Hugging Face's implementation of a checkpoint's architecture, filled with the checkpoint's own tensors."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import LoadError
 from .loader import Checkpoint
 from .weights import HEAD
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def hugging_face_from_tensors(checkpoint: Checkpoint) -> Any:
+
+def hugging_face_from_tensors(checkpoint: Checkpoint) -> "PreTrainedModel":
     """transformers' model of the checkpoint's shape with its tensors, in their type, on the CPU.
 
     Raises:

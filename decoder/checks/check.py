@@ -2,22 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from ...shapes.fields import Table
 
 KINDS = ("agreement", "reference", "quality")
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """detail: what differed and where, or what was measured; numbers: the figures behind it."""
+    """detail: the first difference, or the measurement, in words; numbers: its figures."""
 
     kind: str
     name: str
     passed: bool
     detail: str = ""
-    numbers: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Table:
         return asdict(self)
 
 
@@ -29,7 +30,7 @@ def result(kind: str, name: str, passed: object, detail: str, **numbers: float) 
 
 @dataclass(frozen=True)
 class Check:
-    """A check by name, still to be run. `run` returns what is wrong, or an empty string."""
+    """A check that is still to be run. `run` returns the fault that it found, or an empty string."""
 
     name: str
     run: Callable[[], str]

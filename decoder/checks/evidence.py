@@ -1,11 +1,11 @@
-"""What the checks of one `verify` found, as JSON."""
+"""The results of one `verify`, as JSON."""
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...schedules.promoted import PromotedSchedule
+from ...shapes.fields import Table
 from ...shapes.files import replace_text
 from ..errors import RequestError
 from .check import KINDS, CheckResult
@@ -38,8 +38,8 @@ class Evidence:
         return {kind: {"run": sum(r.kind == kind for r in self.results),
                        "passed": sum(r.kind == kind and r.passed for r in self.results)} for kind in KINDS}
 
-    def to_dict(self) -> dict[str, Any]:
-        """What the evidence file holds."""
+    def to_dict(self) -> Table:
+        """As the evidence file has it."""
         return {"schema": SCHEMA, "weights": self.weights, "fingerprint": self.fingerprint, "recipe": self.recipe,
                 "backend": self.backend, "random_weights": self.weights.startswith("random:"), "passed": self.passed,
                 "checks": self.counts(), "not_run": self.not_run, "prompts": self.prompts,

@@ -9,10 +9,10 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ...shapes.fields import Table
 from ..engine import Decoder
 from ..errors import RequestError
 from ..rows import Appended
@@ -90,7 +90,7 @@ def text_checks(tally: Tally, linear: str) -> Iterator[CheckResult]:
                  kl_nats=kl)
 
 
-def load_task(path: Path) -> dict[str, Any]:
+def load_task(path: Path) -> Table:
     """The task: `name`, `question` with one place for the item, `items` with `subject`, `answer` and `others`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def load_task(path: Path) -> dict[str, Any]:
         raise RequestError(f"{path}: {e}", expected="the task's TOML file") from None
 
 
-def right_answers(decoder: Decoder, task: dict[str, Any]) -> int:
+def right_answers(decoder: Decoder, task: Table) -> int:
     """Items whose right answer has the highest log-probability after the question."""
     return sum(_is_right(decoder, task["question"].format(item["subject"]), [item["answer"], *item["others"]])
                for item in task["items"])
@@ -109,13 +109,13 @@ def _is_right(decoder: Decoder, question: str, answers: list[str]) -> bool:
     asked = decoder.tokenizer.encode(question)
     scores = []
     for answer in answers:
-        told = decoder.tokenizer.encode(f" {answer}")
-        rows = torch.cat(list(_rows(decoder, (asked + told)[:-1])))[len(asked) - 1:]
-        scores.append(float(rows.gather(-1, torch.tensor(told)[:, None]).mean()))
+        ids = decoder.tokenizer.encode(f" {answer}")
+        rows = torch.cat(list(_rows(decoder, (asked + ids)[:-1])))[len(asked) - 1:]
+        scores.append(float(rows.gather(-1, torch.tensor(ids)[:, None]).mean()))
     return scores[0] > max(scores[1:])
 
 
-def task_check(decoder: Decoder, fp32: Decoder, task: dict[str, Any], linear: str) -> CheckResult:
+def task_check(decoder: Decoder, fp32: Decoder, task: Table, linear: str) -> CheckResult:
     """The recipe loses at most a few items against fp32."""
     ours, n = right_answers(decoder, task), len(task["items"])
     plain = ours if decoder is fp32 else right_answers(fp32, task)

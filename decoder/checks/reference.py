@@ -15,7 +15,7 @@ FP8 projections are also judged one by one, on the inputs that Hugging Face's mo
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from ..engine import Decoder
 from ..rows import Appended
 from .check import CheckResult, result
 from .fp8_reference import replace_projections
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MARGIN = 1.25  # two equally good roundings of a few hundred positions differ by less from fp64
 PROJECTION_BOUND = 2.0**-7  # of a row's largest output: two bf16 roundings of nearly equal sums
@@ -52,7 +55,7 @@ BOUNDS = {
 }
 
 
-def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> "PreTrainedModel":
     """Hugging Face's own model of a checkpoint, loaded by Hugging Face where there is a file."""
     from transformers import AutoModelForCausalLM
 
@@ -64,7 +67,7 @@ def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     return hugging_face_from_tensors(checkpoint).to(dtype).eval()
 
 
-def reference_model(checkpoint: Checkpoint, linear: str) -> Any:
+def reference_model(checkpoint: Checkpoint, linear: str) -> "PreTrainedModel":
     """What a recipe is judged against: the model in the recipe's type, its projections replaced where they are e4m3."""
     if linear == "bf16":
         return hugging_face_model(checkpoint, torch.bfloat16)
@@ -74,13 +77,13 @@ def reference_model(checkpoint: Checkpoint, linear: str) -> Any:
     return model
 
 
-def in_fp64(model: Any) -> Any:
+def in_fp64(model: "PreTrainedModel") -> "PreTrainedModel":
     """A bf16 reference model with the same weights and fp64 arithmetic, but for its norms and RoPE, which Hugging Face
     computes in fp32. Changes the model itself."""
     return model.double()
 
 
-def reference_probabilities(model: Any, tokens: list[int], limit: int) -> np.ndarray:
+def reference_probabilities(model: "PreTrainedModel", tokens: list[int], limit: int) -> np.ndarray:
     """[positions, limit] in fp64, all positions in one pass."""
     with torch.inference_mode():
         return probabilities(model(torch.tensor([tokens])).logits[0, :, :limit])
@@ -97,7 +100,7 @@ def probabilities(logits: torch.Tensor) -> np.ndarray:
     return torch.softmax(logits.double(), dim=-1).cpu().numpy()
 
 
-def compare_with_reference(decoder: Decoder, model: Any, tokens: list[int], linear: str) -> Iterator[CheckResult]:
+def compare_with_reference(decoder: Decoder, model: "PreTrainedModel", tokens: list[int], linear: str) -> Iterator[CheckResult]:
     """The reference checks on one context that crosses chunk boundaries.
 
     decoder: in the recipe under judgement; model: from `reference_model`; tokens: prompt ids; linear: the recipe's.
@@ -141,7 +144,7 @@ def prompt_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     return torch.cat(found)
 
 
-def compare_projections(decoder: Decoder, model: Any, tokens: list[int]) -> CheckResult:
+def compare_projections(decoder: Decoder, model: "PreTrainedModel", tokens: list[int]) -> CheckResult:
     """Every FP8 projection of every layer on the very inputs that the reference model gives it."""
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     hooks = [module.register_forward_hook(lambda _, x, y, name=name: seen.update({name: (x[0][0], y[0])}))

@@ -7,10 +7,10 @@ there, launches of different kinds overlap. What a kind adds to the pass is the 
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
+from ...shapes.fields import Table
 from .cache import DeviceCache, Pass
 from .graphs import on
 from .layer import Launched, launch_all
@@ -101,5 +101,5 @@ def read_bytes(model: TritonModel, tokens: int) -> dict[str, int]:
     return found
 
 
-def to_dicts(rows: Iterable[KindRow]) -> list[dict[str, Any]]:
+def to_dicts(rows: Iterable[KindRow]) -> list[Table]:
     return [asdict(row) for row in rows]

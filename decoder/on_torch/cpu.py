@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +31,15 @@ from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
 
 from . import gpu
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.datamodel import DataModelManager
+    from numba.core.typing import BaseContext as TypingContext
+    from numba.core.typing import Signature
+
+    Generate = Callable[[BaseContext, ir.IRBuilder, Signature, list[ir.Value]], ir.Value]
+    Intrinsic = tuple[Signature, Generate]
 
 LANES = 64  # columns of one vector; LLVM splits it into the CPU's registers
 SMALL = 1 << 20  # products of two numbers below which a second thread costs more (some 40 us) than it saves
@@ -54,30 +63,31 @@ class Lanes(types.Type):
 
 @register_model(Lanes)
 class LanesModel(models.PrimitiveModel):
-    """How LLVM holds it."""
+    """Its LLVM type."""
 
-    def __init__(self, manager: Any, kind: Any) -> None:
+    def __init__(self, manager: "DataModelManager", kind: types.Type) -> None:
         super().__init__(manager, kind, FLOATS)
 
 
 lanes = Lanes()
 
 
-def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any, vector: ir.VectorType) -> Any:
+def _pointer(context: "BaseContext", builder: ir.IRBuilder, kind: types.Array, array: ir.Value, at: ir.Value,
+             vector: ir.VectorType) -> ir.Value:
     data = make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [at]), vector.as_pointer())
 
 
 @intrinsic
-def zeros(typing: Any) -> Any:
+def zeros(typing: "TypingContext") -> "Intrinsic":
     """LANES zeros."""
     return lanes(), lambda context, builder, signature, args: ir.Constant(FLOATS, None)
 
 
 @intrinsic
-def load(typing: Any, array: Any, at: Any) -> Any:
+def load(typing: "TypingContext", array: types.Array, at: types.Integer) -> "Intrinsic":
     """array[at:at + LANES] as fp32: of float32, or of uint16 that are bf16's bits."""
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: "BaseContext", builder: ir.IRBuilder, signature: "Signature", args: list[ir.Value]) -> ir.Value:
         kind, (array, at) = signature.args[0], args
         if kind.dtype == types.float32:
             return builder.load(_pointer(context, builder, kind, array, at, FLOATS), align=4)
@@ -88,9 +98,9 @@ def load(typing: Any, array: Any, at: Any) -> Any:
 
 
 @intrinsic
-def store(typing: Any, array: Any, at: Any, values: Any) -> Any:
+def store(typing: "TypingContext", array: types.Array, at: types.Integer, values: Lanes) -> "Intrinsic":
     """array[at:at + LANES] = values."""
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: "BaseContext", builder: ir.IRBuilder, signature: "Signature", args: list[ir.Value]) -> ir.Value:
         array, at, values = args
         builder.store(values, _pointer(context, builder, signature.args[0], array, at, FLOATS), align=4)
         return context.get_dummy_value()
@@ -98,17 +108,17 @@ def store(typing: Any, array: Any, at: Any, values: Any) -> Any:
 
 
 @intrinsic
-def add_product(typing: Any, acc: Any, x: Any, w: Any) -> Any:
+def add_product(typing: "TypingContext", acc: Lanes, x: types.Float, w: Lanes) -> "Intrinsic":
     """acc + x * w in every lane: two roundings."""
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: "BaseContext", builder: ir.IRBuilder, signature: "Signature", args: list[ir.Value]) -> ir.Value:
         nothing = ir.Constant(FLOATS, ir.Undefined)
         first = builder.insert_element(nothing, args[1], ir.Constant(ir.IntType(32), 0))
         return builder.fadd(args[0], builder.fmul(builder.shuffle_vector(first, nothing, ir.Constant(INTS, None)), args[2]))
     return lanes(lanes, types.float32, lanes), generate
 
 
-def _compiled(function: Callable[..., None]) -> Any:
-    """Kept on the disk where numba finds a folder to write to."""
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Compiled by numba, and cached on disk if numba finds a writable folder."""
     options = {"nogil": True, "error_model": "numpy"}
     try:
         return njit(cache=True, **options)(function)
@@ -208,7 +218,7 @@ def _product(x: torch.Tensor, w: torch.Tensor, columns: int, batch_step: int, bl
     batches, rows, depth = x.shape
     assert x.dtype == torch.float32 and columns % LANES == 0
     out = torch.empty(batches, rows, columns)
-    run: Any = functools.partial(multiply, _flat(x), _flat(w), _flat(out), rows, depth, columns, batch_step, block_step, k_step)
+    run = functools.partial(multiply, _flat(x), _flat(w), _flat(out), rows, depth, columns, batch_step, block_step, k_step)
     units = batches * columns // LANES
     threads = 1 if out.numel() * depth < SMALL else min(torch.get_num_threads(), units)
     ends = [units * part // threads for part in range(threads + 1)]

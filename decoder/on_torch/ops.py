@@ -11,7 +11,7 @@ Prefill is this same path, so its bits are those of decoding.
 """
 
 import functools
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -19,7 +19,7 @@ from . import gpu
 
 
 @functools.cache
-def cpu() -> Any:
+def cpu() -> ModuleType:
     """The module of the CPU's kernels; imported on first use, because it imports numba, which a GPU doesn't need."""
     from . import cpu
 
