@@ -4,9 +4,10 @@
     python scripts/throttled_wins.py --runs 200
 
 No GPU is needed: times are drawn, with noise and drift, and go through the confirmations and the ranking of --on-gpu. Prints a
-row for each share of throttled rounds: how many runs decided, how many were called throttled, in how many of all runs one of
-the equal candidates won, and in how many a candidate that is truly 5% faster won. Then one JSON line. Exit 1 where more than
-5% of the runs have a false win, or a run that throttling spoilt isn't called throttled.
+row for each share of throttled rounds, and for larger effects of a process on a candidate: how many runs decided, how many were
+called throttled, in how many of all runs one of the equal candidates won, and in how many a candidate that is truly 5% faster
+won. Then one JSON line. Exit 1 where more than 5% of the runs have a false win, or a run that throttling spoilt isn't called
+throttled.
 """
 
 import argparse
@@ -30,7 +31,8 @@ from tune_kernels.tuner.on_gpu.samples.timing import CONFIRM, Batch, State
 
 SHARES = (0.0, 0.1, 0.25, 0.4, 0.45, 0.5, 0.55, 0.6, 0.75, 0.9, 0.98, 1.0)
 BASE, GAIN = "base", 0.05
-NOISE, DRIFT, PLACE = 0.005, 0.05, 0.002  # of a sample, of the clock over a batch, of a candidate's place in one process
+NOISE, DRIFT = 0.005, 0.05  # of a sample, of the clock over a batch
+PLACES = (0.002, 0.01, 0.025)  # how much a candidate's own place in one process is worth: standard deviation
 SLOWED = (1.2, 3.0)  # how many times as long a throttled sample takes
 RECIPE = load_recipe("fp8-v1")
 THROTTLED = 0x40
@@ -38,9 +40,11 @@ THROTTLED = 0x40
 
 @dataclass(frozen=True)
 class Row:
-    """Runs with one share of throttled rounds. decided and throttled: runs; false_wins and found: of all runs."""
+    """Runs with one share of throttled rounds and one effect of processes. decided and throttled: runs; false_wins and found: of
+    all runs."""
 
     share: float
+    place: float
     runs: int
     decided: int
     throttled: int
@@ -56,39 +60,40 @@ def contest_of(names: list[str]) -> Contest:
     return Contest("down", LinearShape(3584, 18944), "ef" * 8, entrants, BASE, "recipe default", checked=checked)
 
 
-def batch_of(names: list[str], truth: Callable[[str], float], share: float, process: int, random: np.random.Generator) -> Batch:
+def batch_of(names: list[str], truth: Callable[[str], float], share: float, place: float, process: int,
+             random: np.random.Generator) -> Batch:
     """One confirmation. A throttled round slows each of its samples by another factor."""
     rounds = CONFIRM_ROUNDS
     throttled = random.random(rounds) < share
     drift = 1 + DRIFT * np.sin(np.arange(rounds) / 7 + random.random())
     samples = {}
     for name in names:
-        place = random.normal(1, PLACE)
+        mine = random.normal(1, place)
         slowed = np.where(throttled, random.uniform(*SLOWED, rounds), 1.0)
-        samples[name] = [float(t) for t in truth(name) * place * drift * slowed * random.lognormal(0, NOISE, rounds)]
+        samples[name] = [float(t) for t in truth(name) * mine * drift * slowed * random.lognormal(0, NOISE, rounds)]
     states = [State(1980, 3201, 60, 500.0, THROTTLED if t else 0) for t in throttled]
     return Batch(CONFIRM, process, samples, states, str(process))
 
 
-def winner_of(truth: Callable[[str], float], share: float, seed: list[int]) -> tuple[Contest, str | None]:
+def winner_of(truth: Callable[[str], float], share: float, place: float, seed: list[int]) -> tuple[Contest, str | None]:
     """One run: as many processes confirm as --on-gpu starts at most. (contest, winner)."""
     random = np.random.default_rng(seed)
     names = [BASE, *(f"c{i}" for i in range(FINALISTS))]
     contest = contest_of(names)
     for process in range(PROCESSES + 1):
         if not contest.finished:
-            contest.batches.append(batch_of(names, truth, share, process, random))
+            contest.batches.append(batch_of(names, truth, share, place, process, random))
             contest.finished = len(contest.confirmations()) >= PROCESSES
     recording = Recording("simulated", "nvidia-h200", RECIPE.name, Toolchain("", "", {}), Machine("NVIDIA H200", ""), 0,
                           "random:0", contests={"down": contest})
     return contest, rank_all(recording, RECIPE)["down"].winner
 
 
-def row_of(share: float, runs: int, seed: int = 0) -> Row:
+def row_of(share: float, runs: int, place: float = PLACES[0], seed: int = 0) -> Row:
     """Runs of equals, and as many in which one candidate is faster."""
-    equal = [winner_of(lambda name: 10.0, share, [seed, run, 0]) for run in range(runs)]
-    gain = [winner_of(lambda name: 10.0 * (1 - GAIN * (name == "c0")), share, [seed, run, 1]) for run in range(runs)]
-    return Row(share, runs, sum(c.finished for c, _ in equal), sum(c.throttled for c, _ in equal),
+    equal = [winner_of(lambda name: 10.0, share, place, [seed, run, 0]) for run in range(runs)]
+    gain = [winner_of(lambda name: 10.0 * (1 - GAIN * (name == "c0")), share, place, [seed, run, 1]) for run in range(runs)]
+    return Row(share, place, runs, sum(c.finished for c, _ in equal), sum(c.throttled for c, _ in equal),
                sum(winner not in (BASE, None) for _, winner in equal), sum(winner == "c0" for _, winner in gain))
 
 
@@ -101,12 +106,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
     options = parser.parse_args()
-    print(f"{'throttled rounds':>17} {'decided':>8} {'throttled':>10} {'false wins':>11} {f'a {GAIN:.0%} gain found':>18}")
+    names = ("throttled rounds", "process effect", "decided", "throttled", "false wins", f"a {GAIN:.0%} gain found")
+    print("".join(f"{name:>18}" for name in names))
     rows = []
-    for share in SHARES:
-        rows.append(row := row_of(share, options.runs))
-        print(f"{row.share:>17.0%} {row.decided / row.runs:>8.0%} {row.throttled / row.runs:>10.0%} "
-              f"{row.false_wins / row.runs:>11.1%} {row.found / row.runs:>18.0%}")
+    for share, place in (*((s, PLACES[0]) for s in SHARES), *((SHARES[0], p) for p in PLACES[1:])):
+        rows.append(row := row_of(share, options.runs, place))
+        counts = "".join(f"{n / row.runs:>18.0%}" for n in (row.decided, row.throttled, row.false_wins, row.found))
+        print(f"{row.share:>18.0%}{row.place:>18.1%}{counts}")
     print(json.dumps([dataclasses.asdict(row) for row in rows]))
     return 0 if all(map(held, rows)) else 1
 

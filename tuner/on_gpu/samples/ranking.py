@@ -1,12 +1,18 @@
 """From samples to the fastest candidate: a pure function, the same on a live run and on a replay.
 
 A candidate is claimed to be faster or slower where each of the worker processes that confirm it finds it so beyond noise, and
-the difference is larger than the resolution that the run's own confirmations show, and than the difference between the
-processes. Everything else is a tie.
+the difference is larger than the resolution that the run's own confirmations show, and than the processes explain. Everything
+else is a tie.
+
+Within one process no interval sees where its buffers and code lie; the same artefact was 5% slower in the next process. How much
+that is worth shows in how far each candidate's ratio differs between the processes. A mean over them is off by the standard error
+of these differences, pooled over the contest, and a claim must exceed SURE_ERRORS of them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ....schedules.promoted import Distribution, Paired
 from ....schedules.recipe import Recipe
@@ -18,16 +24,20 @@ from .timing import CONFIRM, Batch, distribution, paired, ratios, verdict
 
 FASTEST = "fastest"  # a status; whether it is promoted is the full model's to say
 STATUSES = (FASTEST, "incumbent", "faster", "tie", "slower", "another class", "another recipe", "failed", "not timed")
+# Standard errors, by the number of candidates that they are pooled over. Of equals, at most 5% of contests have a winner then,
+# however large the effect of a process is (simulated: scripts/throttled_wins.py).
+SURE_ERRORS = {1: 6.4, 2: 4.2}
 SAME_BITS_NEEDED = "its bits differ: promotable as a new recipe alone"
 
 
 @dataclass(frozen=True)
 class Rule:
     """The conditions of a claim. processes: that must agree; resolution: a smaller difference is a tie, as a share of the time;
-    None: the run resolves nothing."""
+    None: the run resolves nothing; between: a smaller difference may be the processes', as a share of the time."""
 
     processes: int
     resolution: float | None
+    between: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ def rank(contest: Contest, recipe: Recipe, rule: Rule) -> Ranking:
     confirmed = contest.confirmations()
     allowed = [n for n, group in contest.groups(recipe).items() if group == home and n != base]
     tried = [n for n in allowed if any(n in b.samples_us for listed in confirmed.values() for b in listed)]
+    rule = replace(rule, between=between_processes(confirmed, tried, base))
     claims = {n: claim(confirmed, n, base, rule, len(tried)) for n in tried}
     faster = sorted((n for n in tried if claims[n].says == "faster"), key=lambda n: (_ratio(claims[n].versus), n))
     winner: str | None = base if contest.finished else None
@@ -115,12 +126,21 @@ def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: 
     if rule.resolution is None or abs(versus.ratio - 1) <= rule.resolution:
         resolved = "nothing" if rule.resolution is None else f"{100 * rule.resolution:.2f}%"
         return Claim("tie", f"below the resolution of this run: {resolved}", versus)
-    spread = max(p.ratio for p in each) - min(p.ratio for p in each)
-    if abs(versus.ratio - 1) <= spread:
-        return Claim("tie", f"the processes differ by as much: {100 * spread:.1f}%", versus)
+    if abs(versus.ratio - 1) <= rule.between:
+        return Claim("tie", f"the processes differ too much: {100 * rule.between:.1f}% may be theirs", versus)
     if len(each) < rule.processes:
         return Claim("tie", f"confirmed in {len(each)} of {rule.processes} processes", versus)
     return Claim(verdicts.pop(), "", versus)
+
+
+def between_processes(confirmed: Mapping[str, Sequence[Batch]], names: Iterable[str], base: str) -> float:
+    """The largest difference from the incumbent that the processes may explain, as a share; 0 where one process confirmed."""
+    each = [[float(np.median(r)) for listed in confirmed.values() if len(r := ratios(listed, name, base))] for name in names]
+    spread = [(np.var(found, ddof=1), len(found)) for found in each if len(found) > 1]
+    if not spread:
+        return 0.0
+    error = np.sqrt(np.mean([variance / processes for variance, processes in spread]))
+    return float(SURE_ERRORS[min(len(spread), max(SURE_ERRORS))] * error)
 
 
 def timed_batches(contest: Contest, name: str) -> tuple[list[Batch], bool]:

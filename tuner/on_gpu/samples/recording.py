@@ -12,7 +12,7 @@ from ....schedules.promoted import PATH_WEIGHTS, RANDOM_WEIGHTS, AnySchedule, An
 from ....schedules.recipe import Recipe
 from ....schedules.schedule import Schedule
 from ....shapes.errors import UserError
-from ....shapes.fields import Count, Digest, Fields, read_fields, require_name
+from ....shapes.fields import Digest, Fields, read_fields, require_name
 from ....shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape, shape_to_dict
 from ....shapes.target import load_sku
 from ...errors import GpuError, RecordingError
@@ -201,32 +201,11 @@ def _require_consistent(recording: Recording, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """An artefact's facts, as the offline report has them: null where nothing was read."""
-
-    cubin_sha256: Digest
-    instructions: tuple[str, ...] | None = None
-    registers: Count | None = None
-    spill_store_bytes: Count | None = None
-    spill_load_bytes: Count | None = None
-    stack_bytes: Count | None = None
-    shared_bytes: Count | None = None
-    tmem_columns: Count | None = None
-    blocks_per_sm: Count | None = None
-
-    def artefact(self) -> Artefact:
-        """With 0 and nothing in the place of null."""
-        return Artefact(self.instructions or (), self.registers or 0, self.spill_store_bytes or 0, self.spill_load_bytes or 0,
-                        self.stack_bytes or 0, self.shared_bytes or 0, self.tmem_columns or 0, self.blocks_per_sm or 0,
-                        self.cubin_sha256)
-
-
-@dataclass(frozen=True)
 class StoredEntrant:
     """A candidate as its file has it."""
 
     schedule: AnySchedule
-    facts: Facts
+    facts: Artefact
 
 
 @dataclass(frozen=True)
@@ -249,8 +228,7 @@ class StoredContest:
 
 
 def _stored_contest(contest: Contest) -> StoredContest:
-    entrants = {n: StoredEntrant(e.schedule, Facts(**dataclasses.asdict(e.artefact)))
-                for n, e in contest.entrants.items()}
+    entrants = {n: StoredEntrant(e.schedule, e.artefact) for n, e in contest.entrants.items()}
     return StoredContest(
         contest.kernel, contest.shape, contest.kernel_digest, entrants, tuple(contest.entrants), contest.incumbent,
         contest.origin, contest.founded, {n: stored_checked(c) for n, c in contest.checked.items()},
@@ -273,7 +251,7 @@ def _contest_of(stored: StoredContest, fields: Fields) -> Contest:
         schedule = stored.entrants[name].schedule
         if type(schedule) is not registry.operation(kernel).schedule_type:
             raise fields.fail("schedule", f"is no schedule of {kernel}", expected="this kernel's knobs")
-        entrants[name] = Entrant(name, schedule, stored.entrants[name].facts.artefact())
+        entrants[name] = Entrant(name, schedule, stored.entrants[name].facts)
     return Contest(
         kernel, shape, stored.kernel_digest, entrants, stored.incumbent, stored.origin, stored.founded, stored.shared,
         {n: checked_of(c, where) for n, c in stored.checked.items()}, {n: Failure(*f) for n, f in stored.dead.items()},

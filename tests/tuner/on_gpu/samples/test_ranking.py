@@ -1,14 +1,17 @@
 """What may be claimed of a candidate: in how many processes, beyond which resolution, from how many rounds (F11)."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_gpu import H200_RUN, RECIPE
+from tune_kernels.tuner.on_gpu.samples import recording
 from tune_kernels.tuner.on_gpu.samples.calibration import resolution_of
 from tune_kernels.tuner.on_gpu.samples.race import CONFIRM_ROUNDS
-from tune_kernels.tuner.on_gpu.samples.ranking import Rule, claim
+from tune_kernels.tuner.on_gpu.samples.ranking import Rule, between_processes, claim, rank, rank_all
 from tune_kernels.tuner.on_gpu.samples.timing import CONFIRM, Batch, State, clocks, describe_dropped
 
 SCRIPT = Path(__file__).parents[4] / "scripts" / "throttled_wins.py"
@@ -23,7 +26,8 @@ def batch(ratio: float, seed: int, process: str = "", rounds: int = CONFIRM_ROUN
 
 
 def claimed(*ratios: float, rule: Rule = RULE) -> Any:
-    return claim({str(i): [batch(r, i, str(i))] for i, r in enumerate(ratios)}, "new", "base", rule, 1)
+    confirmed = {str(i): [batch(r, i, str(i))] for i, r in enumerate(ratios)}
+    return claim(confirmed, "new", "base", replace(rule, between=between_processes(confirmed, ["new"], "base")), 1)
 
 
 @pytest.mark.parametrize(("ratios", "says", "why"), [
@@ -32,12 +36,22 @@ def claimed(*ratios: float, rule: Rule = RULE) -> Any:
     ((0.97, 1.03), "tie", "one process finds it faster and another slower"),
     ((0.97, 1.0), "tie", "no difference beyond noise in each process"),
     ((0.997, 0.997), "tie", "below the resolution of this run: 0.50%"),
-    ((0.9, 0.99), "tie", "the processes differ by as much"),
+    ((0.9, 0.98), "tie", "the processes differ too much"),
 ])
 def test_a_claim_takes_processes_that_agree_and_more_than_the_resolution(ratios: tuple[float, ...], says: str, why: str) -> None:
     """F11."""
     found = claimed(*ratios)
     assert (found.says, found.why.startswith(why)) == (says, True), found
+
+
+def test_two_real_processes_that_disagree_are_a_tie() -> None:
+    """F11: SmolLM2's head on an H200 took 21.2 us in one process and 22.2 in the next; the first alone promoted another."""
+    one, other = (recording.load(path / "h200-smollm2-135m.json") for path in (H200_RUN.parent, H200_RUN.parent / "again"))
+    contest = one.contests["lm_head"]
+    again = [replace(b, process="again") for b in other.contests["lm_head"].batches]
+    alone = rank_all(one, RECIPE)["lm_head"].winner
+    assert alone and alone != contest.incumbent
+    assert rank(replace(contest, batches=[*contest.batches, *again]), RECIPE, RULE).winner == contest.incumbent
 
 
 def test_where_nothing_is_resolved_nothing_is_claimed() -> None:
@@ -73,14 +87,14 @@ def test_throttling_that_nobody_recorded_is_not_none() -> None:
     assert describe_dropped([seen]) == f"0 of {CONFIRM_ROUNDS} rounds dropped for throttling"
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4, 0.5, 0.98])
-def test_a_gpu_that_throttles_makes_no_false_winners(share: float) -> None:
-    """F11: a seeded part of scripts/throttled_wins.py."""
+@pytest.mark.parametrize(("share", "place"), [(0.0, 0.002), (0.4, 0.002), (0.5, 0.002), (0.98, 0.002), (0.0, 0.025)])
+def test_a_gpu_that_throttles_makes_no_false_winners(share: float, place: float) -> None:
+    """F11: a seeded part of scripts/throttled_wins.py. place: a candidate's own slowness in one process."""
     spec = importlib.util.spec_from_file_location("throttled_wins", SCRIPT)
     assert spec
     assert spec.loader
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    row = script.row_of(share, 20, seed=3)
+    row = script.row_of(share, 20, place, seed=3)
     assert script.held(row), row
-    assert share >= 0.5 or row.found >= 0.9 * row.runs, "a gain of 5% is found where enough rounds are left"
+    assert share >= 0.5 or place > 0.01 or row.found >= 0.9 * row.runs, "a gain of 5% is found where enough rounds are left"
