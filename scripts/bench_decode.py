@@ -58,8 +58,10 @@ def prompt(length: int, vocab_size: int) -> list[int]:
 
 
 def decode_rates(decoder: Decoder, modes: dict[str, Mode], ids: list[int], repeats: int) -> dict[str, Record]:
-    """Medians per mode: all in turn, `repeats` times after WARM_UP runs of each. modes: by name in the record."""
+    """Medians per mode: all in turn, `repeats` times after WARM_UP runs of each. modes: by name in the record. capture_s: of all
+    runs, the time in which graphs were captured before a first round."""
     expected: list[int] = []
+    captures = dict.fromkeys(modes, 0.0)
     runs: dict[str, list[Stats]] = {name: [] for name in modes}
     for repeat in range(-WARM_UP, repeats):
         for name, (mode, make) in modes.items():
@@ -67,12 +69,13 @@ def decode_rates(decoder: Decoder, modes: dict[str, Mode], ids: list[int], repea
             count = NEW_TOKENS + 1  # the first token is the prompt's
             result = decoder.generate(ids, mode, max_new_tokens=count, draft_length=DRAFT_LENGTH, branches=BRANCHES,
                                       ignore_eos=True)
+            captures[name] += result.stats.capture_s
             expected = expected or [*ids, *result.token_ids]
             if [*ids, *result.token_ids] != expected:
                 raise SystemExit(f"{name}: tokens differ from AR's")
             if repeat >= 0:
                 runs[name].append(result.stats)
-    return {name: rates(stats) for name, stats in runs.items()}
+    return {name: {**rates(stats), "capture_s": captures[name]} for name, stats in runs.items()}
 
 
 def rates(runs: list[Stats]) -> Record:
