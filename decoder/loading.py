@@ -79,7 +79,7 @@ def load(weights: StrPath, model: StrPath | ModelShape | None, recipe: str | Rec
     if tokenizer:
         target.limit_vocabulary(tokenizer.size)
     beside = given.get("drafter_device")
-    plan = DrafterPlan(target, tokenizer, chosen, place if beside is None else torch_device(beside), capacity, options)
+    plan = DrafterPlan(target, tokenizer, place if beside is None else torch_device(beside), capacity, options)
     server = Server(target, tokenizer, checkpoint.config.eos_ids, chosen, _drafter(drafter, plan), capacity)
     return Loaded(server, checkpoint.source, tuple(checkpoint.config.notes))
 

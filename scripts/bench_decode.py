@@ -183,7 +183,7 @@ def measure(options: argparse.Namespace) -> Record:
 
     def drafter_on(place: torch.device) -> Drafter:
         name = f"random:{options.seed}:{options.drafter}"
-        return load_drafter(name, DrafterPlan(model, None, decoder.recipe, place, 4096, choice))
+        return load_drafter(name, DrafterPlan(model, None, place, 4096, choice))
 
     def scripted(own: Drafter, hit_rate: float = 1.0) -> DrafterOf:
         return lambda known: ScriptedDrafter(known, pattern, model.vocab_limit, scripted_hits(hit_rate), own)

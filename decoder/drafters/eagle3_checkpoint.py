@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
 from ..backend import DraftWeights, Model
 from ..checkpoint.loader import read_safetensors
@@ -22,8 +21,7 @@ OTHER_LAYER = "layers.0."
 EMBEDDING = "embed_tokens.weight"
 
 
-def load_eagle3(path: Path, target: Model, recipe: Recipe, device: torch.device, capacity: int,
-                options: Options) -> Eagle3Drafter:
+def load_eagle3(path: Path, target: Model, device: torch.device, capacity: int, options: Options) -> Eagle3Drafter:
     """A drafter for this target.
 
     Raises:
@@ -51,7 +49,7 @@ def load_eagle3(path: Path, target: Model, recipe: Recipe, device: torch.device,
     return Eagle3Drafter(model, feature_layers(config.layer_ids, target.shape.num_layers, where), capacity)
 
 
-def random_eagle3(seed: int, shape: ModelShape, target: Model, recipe: Recipe, device: torch.device, capacity: int,
+def random_eagle3(seed: int, shape: ModelShape, target: Model, device: torch.device, capacity: int,
                   options: Options) -> Eagle3Drafter:
     """A drafter of random weights, for time and bits: its head's rows stand for ids spread evenly over the vocabulary.
 

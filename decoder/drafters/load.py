@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from ...schedules.errors import NotPromoted
-from ...schedules.recipe import Recipe
 from ...shapes.fields import read_table
 from ...shapes.model import ModelShape, load_model_shape
 from ..backend import Model
@@ -29,7 +28,6 @@ class DrafterPlan:
 
     target: Model
     tokenizer: Tokenizer | None
-    recipe: Recipe
     device: torch.device
     capacity: int
     options: Options = field(default_factory=Options)
@@ -47,7 +45,7 @@ def load_drafter(name: str, plan: DrafterPlan) -> Drafter:
     if name == NGramDrafter.name:
         return NGramDrafter()
     weights, shape = random_shape(name, plan.target)
-    rest = plan.target, plan.recipe, plan.device, plan.capacity, plan.options
+    rest = plan.target, plan.device, plan.capacity, plan.options
     if shape is not None and shape.architecture == "eagle3":
         return random_eagle3(random_seed(weights) or 0, shape, *rest)
     if shape is None and is_eagle3(path := resolve(name)):

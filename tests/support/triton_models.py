@@ -47,6 +47,6 @@ def restored(decoder: Decoder) -> Iterator[Decoder]:
 def eagle_decoder(load: Load, recipe: str, drafter_changes: dict[str, Schedule] | None = None) -> tuple[Decoder, Eagle3Drafter]:
     """A target with a random EAGLE-3 drafter. drafter_changes: of the drafter's schedules."""
     decoder = load(recipe, DEEP)
-    decoder.drafter = random_eagle3(1, EAGLE, decoder.model, decoder.recipe, decoder.model.device, CAPACITY,
+    decoder.drafter = random_eagle3(1, EAGLE, decoder.model, decoder.model.device, CAPACITY,
                                     Options(overrides={**SCHEDULES, **(drafter_changes or {})}))
     return decoder, decoder.drafter

@@ -142,7 +142,7 @@ def test_nothing_is_missing(model: ModelShape, recipe: str, with_promoted: bool,
     decoder = make_decoder(model, chosen, options)
     origins = {row["kernel"]: row["origin"] for row in decoder.model.notes.schedules}
     assert {k for k, origin in origins.items() if origin == "promoted"} == (set(PROMOTED) if with_promoted else set())
-    eagle = random_eagle3(1, EAGLE, decoder.model, chosen, CPU, CAPACITY, options)
+    eagle = random_eagle3(1, EAGLE, decoder.model, CPU, CAPACITY, options)
     small = SmallModelDrafter(make_decoder(model, chosen, options).model, CAPACITY)
     for normed_residual in (False, True):
         network: Any = eagle.model

@@ -306,7 +306,7 @@ def test_eagle3_is_close_to_the_torch_backends(load: Load) -> None:
     networks = []
     for backend in ("triton", "torch"):
         decoder = load("fp8-v1", DEEP, backend)
-        networks.append(random_eagle3(1, EAGLE, decoder.model, decoder.recipe, decoder.model.device, CAPACITY,
+        networks.append(random_eagle3(1, EAGLE, decoder.model, decoder.model.device, CAPACITY,
                                       Options(overrides=SCHEDULES)).model)
     rms, worst = CLOSE["fp8-v1"]
     features = torch.randn(5, 3 * DEEP.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -45,7 +45,7 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Callable[[bool], Decoder]
     def load(graphs: bool) -> Decoder:
         decoder = Decoder.load("random:0", model=SHAPE, recipe=request.param, backend="triton", capacity=CAPACITY,
                                allow_untuned=True, graphs=graphs)
-        decoder.drafter = random_eagle3(1, EAGLE, decoder.model, decoder.recipe, decoder.model.device, CAPACITY,
+        decoder.drafter = random_eagle3(1, EAGLE, decoder.model, decoder.model.device, CAPACITY,
                                         Options(allow_untuned=True, graphs=graphs))
         return decoder
     yield load
