@@ -60,8 +60,8 @@ def page() -> str:
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     decode = read(docs / "benchmarks" / "h200-qwen2.5-7b-decode.json")
     return environment.get_template("figures.md.j2").render(
-        decode=decode, runs=modes(decode), recordings=recordings(), checks=checks(),
-        accumulation=read(docs / "evidence" / "h200-accumulation-error.json"),
+        decode=decode, runs=modes(decode), peers=read(docs / "benchmarks" / "h200-peers.json"),
+        recordings=recordings(), checks=checks(), accumulation=read(docs / "evidence" / "h200-accumulation-error.json"),
         offline=read(docs / "evidence" / "bench-offline-sm_103.json"), bundle=read(docs / "evidence" / "h200-bundle-check.json"))
 
 

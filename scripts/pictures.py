@@ -84,7 +84,7 @@ def rates(palette: Palette) -> str:
     if peers.exists():
         found = read(peers.name)["rates"]
         bars += [(name, rate["tokens_per_s"], palette.peer) for name, rate in found.items() if "tune-kernels" not in name]
-    left, scale, floor = 250, 0.46, 1e6 / record["floor_us"]
+    left, scale, floor = 300, 0.42, 1e6 / record["floor_us"]
     picture = Drawing(800, 96 + 34 * len(bars), palette)
     picture.text(20, 28, "Qwen2.5-7B's shape on an H200, one request: tokens/s", size=16, weight="600")
     for i, (name, rate, colour) in enumerate(bars):
@@ -97,7 +97,7 @@ def rates(palette: Palette) -> str:
     picture.text(left + floor * scale + 6, 54, f"a step's bytes at memory speed: {floor:.0f}", size=11,
                  colour=palette.bad)
     words = (f"Random weights; SD and SSD with K = {record['draft_length']} and scripted acceptance, "
-             f"{one['sd']['tokens_per_round']:.2f} tokens a round, every branch hit. scripts/bench_decode.py")
+             f"{one['sd']['tokens_per_round']:.2f} tokens a round. scripts/bench_decode.py, scripts/bench_peers.py")
     picture.text(20, bottom + 20, words, size=11, colour=palette.faint)
     return picture.svg("tokens per second of AR, SD and SSD beside the memory's limit")
 
