@@ -1,5 +1,7 @@
 """Errors of the tuner that a user can cause."""
 
+from pathlib import Path
+
 from ..shapes.errors import UserError
 
 
@@ -19,6 +21,12 @@ class OutputError(UserError):
     """A folder that can't be written or read."""
 
     exit_code = 1
+
+
+def cannot_write(path: Path, error: OSError) -> OutputError:
+    """The user's error of a disk that refuses."""
+    return OutputError(f"{path}: {error.strerror or error}", expected="a folder that can be written, with room in it",
+                       action="free some space or name another folder with --out; what is finished is kept")
 
 
 class GpuError(UserError):

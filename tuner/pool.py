@@ -30,8 +30,7 @@ import pebble
 
 from ..shapes.errors import UserError
 from ..shapes.files import locked
-from .errors import AssemblerDied
-from .offline.record import cannot_write
+from .errors import AssemblerDied, cannot_write
 
 T = TypeVar("T")
 

@@ -32,10 +32,10 @@ from ...schedules.schedule import Schedule
 from ...shapes.files import locked
 from ...shapes.model import KernelShape
 from ...shapes.target import Target, load_arch
-from ..errors import AssemblerDied
+from ..errors import AssemblerDied, cannot_write
 from . import inspection
 from .cubin import CubinFacts, Unreadable, read_cubin
-from .record import SCHEMA, Facts, Reason, Record, Stage, cannot_write, read_record, record_path, write_record
+from .record import SCHEMA, Facts, Reason, Record, Stage, read_record, record_path, write_record
 
 AUDIT_ONE_IN = 16  # of the variants that could be rejected early, one in this many is compiled fully, and compared
 LOCK_SECONDS = 30.0  # the dearest compilation takes 1.3 s

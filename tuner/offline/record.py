@@ -14,7 +14,7 @@ from typing import Literal
 from ...kernels import bundle
 from ...shapes.fields import Count, Digest, parse_fields
 from ...shapes.files import replace_text
-from ..errors import OutputError, ReportError
+from ..errors import ReportError, cannot_write
 
 SCHEMA = "tune-kernels/record/3"
 Stage = Literal["contract", "ttgir", "ptx", "cubin", "sass"]
@@ -113,8 +113,3 @@ def write_text(path: Path, text: str) -> None:
         replace_text(path, text)
     except OSError as e:
         raise cannot_write(path, e) from None
-
-
-def cannot_write(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"{path}: {error.strerror or error}", expected="a folder that can be written, with room in it",
-                       action="free some space or name another folder with --out; what is finished is kept")

@@ -21,11 +21,11 @@ from ...shapes.fields import nearest
 from ...shapes.model import ModelShape, load_model_shape, shape_to_dict
 from ...shapes.target import ARCHES, load_arch
 from .. import pool
-from ..errors import SpaceError
+from ..errors import SpaceError, cannot_write
 from . import compile as compilation
 from .compile import Task
 from .inspection import Verdict, verdict_on
-from .record import Reason, Record, cannot_write, read_record, record_path, write_json, write_text
+from .record import Reason, Record, read_record, record_path, write_json, write_text
 from .report import Audit, Counts, Report, Toolchains, Variant
 from .space import Candidate, Space, Subject, candidates, load_space, shipped_names, with_fixed, with_those_in_place
 

@@ -14,8 +14,7 @@ from ...schedules import store
 from ...schedules.recipe import Recipe, load_recipe
 from ...schedules.store import PromotedFile
 from ...shapes.model import load_model_shape
-from ..errors import GpuError, RecordingError
-from ..offline.record import cannot_write
+from ..errors import GpuError, RecordingError, cannot_write
 from . import survivors
 from .full_model import DecoderProbe, choose
 from .rows import promoted_file
