@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -17,8 +16,8 @@ from markupsafe import Markup
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render_page(template: str, data: Any, styles: Sequence[str], scripts: Sequence[str], **values: Any) -> str:
-    """The text of the file. template extends page.html; data: what the scripts read; styles, scripts: files of `templates/` that
+def render_page(template: str, data: object, styles: Sequence[str], scripts: Sequence[str], **values: object) -> str:
+    """The text of the file. template extends page.html; data: for the scripts; styles, scripts: files of `templates/` that
     follow page.css, in order."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
                                      lstrip_blocks=True, keep_trailing_newline=True)
@@ -35,11 +34,11 @@ def source(name: str) -> str:
 
 
 def policy_hash(text: str) -> str:
-    """What the page's policy names a script or style by."""
+    """A script's or style's name in the page's policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _embeddable(value: Any) -> str:
+def _embeddable(value: object) -> str:
     """JSON that can stand inside a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

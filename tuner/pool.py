@@ -1,4 +1,4 @@
-"""Parallel work through one `concurrent.futures.Executor`, so that a cluster's can stand in for the local one.
+"""Parallel work through one `concurrent.futures.Executor`: the local one, or a cluster's.
 
 The local executor keeps warm worker processes, forked from a server that has imported the compiler. A worker that dies or
 hangs costs one task: processor time is bounded by the operating system (a compile loop that never ends gets SIGXCPU),
@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import pebble
 
@@ -33,12 +33,14 @@ from ..shapes.files import locked
 from .errors import AssemblerDied, cannot_write
 
 T = TypeVar("T")
+Task = TypeVar("Task")
+P = ParamSpec("P")
 
 CPU_SECONDS = 60  # of one task; the dearest variant seen took 1.3 s
 WALL_SECONDS = 600  # of one task: for a wait that uses no processor time
 MEMORY_BYTES = 8 << 30  # address space of one worker; a warm one holds 0.2 GB
 TASKS_PER_WORKER = 500  # then it is replaced, so that nothing it leaks adds up
-WORKER_BYTES = 512 << 20  # what one worker is reckoned at when their number is chosen
+WORKER_BYTES = 512 << 20  # memory per worker, when their number is chosen
 PR_SET_PDEATHSIG = 1
 OFFLINE_PRELOAD = "tune_kernels.tuner.offline.warm"
 
@@ -61,7 +63,7 @@ class Died:
 
 
 class ExecutorError(UserError):
-    """A name of an executor that leads to none."""
+    """An executor's name that leads to no executor."""
 
 
 class ExecutorBroke(UserError):
@@ -71,7 +73,7 @@ class ExecutorBroke(UserError):
 
 
 def default_jobs() -> int:
-    """Workers: one a core this process may use, fewer where memory is short."""
+    """Number of workers: one per core that this process may use, fewer if memory is short."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -83,8 +85,8 @@ class LocalExecutor(concurrent.futures.Executor):
     """Worker processes on this machine. Memory, processor time and wall time of each task are bounded."""
 
     def __init__(self, jobs: int, scratch: Path, limits: Limits = Limits(), preload: str | None = OFFLINE_PRELOAD) -> None:
-        """scratch: for temporary files; preload: the module that a fork server imports before it forks the workers; None: each
-        is spawned on its own."""
+        """scratch: for temporary files; preload: the module that a fork server imports before it forks the workers; with
+        None each worker is spawned."""
         context = multiprocessing.get_context("forkserver" if preload else "spawn")
         if preload:
             context.set_forkserver_preload([preload])
@@ -92,7 +94,7 @@ class LocalExecutor(concurrent.futures.Executor):
         self.pool = pebble.ProcessPool(max_workers=jobs, max_tasks=TASKS_PER_WORKER, context=context,
                                        initializer=_start_worker, initargs=(str(scratch), limits.memory_bytes))
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "concurrent.futures.Future[T]":
         future: concurrent.futures.Future[T] = self.pool.schedule(
             _within_cpu, args=(self.limits.cpu_seconds, fn, args, kwargs), timeout=self.limits.wall_seconds)
         return future
@@ -121,22 +123,23 @@ def _start_worker(scratch: str, memory_bytes: int | None) -> None:
     tempfile.tempdir = scratch
 
 
-def _within_cpu(cpu_seconds: float, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    """Run one task with its share of processor time: the limit counts the process's whole life, so it moves on."""
+def _within_cpu(cpu_seconds: float, fn: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]) -> T:
+    """Runs one task with its own processor time: the limit counts the process's whole life, and moves with each task."""
     soft = int(time.process_time() + cpu_seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
     return fn(*args, **kwargs)
 
 
 class BoundedExecutor(concurrent.futures.Executor):
-    """Another executor, each of whose workers runs its tasks in a process of its own, so that the limits hold there too, and a
-    task that kills its process, spins or fills the memory costs itself alone (F39)."""
+    """Another executor whose workers run each task in a process of their own. The limits hold there too: a task that kills its
+    process, spins or fills the memory costs itself alone (F39)."""
 
     def __init__(self, inner: concurrent.futures.Executor, scratch: Path, limits: Limits = Limits()) -> None:
         self.inner, self.scratch, self.limits = inner, scratch, limits
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
-        return self.inner.submit(_in_own_process, self.scratch, self.limits, fn, args, kwargs)
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "concurrent.futures.Future[T]":
+        future = self.inner.submit(_in_own_process, self.scratch, self.limits, fn, args, kwargs)
+        return cast("concurrent.futures.Future[T]", future)  # or of a Died, which _outcome lets through
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self.inner.shutdown(wait=wait, cancel_futures=cancel_futures)
@@ -147,22 +150,22 @@ class BoundedExecutor(concurrent.futures.Executor):
 _own_processes: dict[tuple[int, int], LocalExecutor] = {}  # by process and thread: a worker's own, which ends with it
 
 
-def _in_own_process(scratch: Path, limits: Limits, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    """Runs in a worker of another executor. Gives a Died in the place of a result where the task's process died."""
+def _in_own_process(scratch: Path, limits: Limits, fn: Callable[..., T], args: tuple[object, ...],
+                    kwargs: dict[str, object]) -> "T | Died":
+    """Runs in a worker of another executor. A Died if the task's process died."""
     key = os.getpid(), threading.get_ident()
     if key not in _own_processes:
         _own_processes[key] = own = LocalExecutor(1, scratch, limits, preload=None)
         # A worker that is a process waits for its children when it ends, and for this one without end if nothing stops it.
         multiprocessing.util.Finalize(None, own.shutdown, kwargs={"cancel_futures": True}, exitpriority=100)
-    found: T = _outcome(_own_processes[key].submit(fn, *args, **kwargs))
-    return found
+    return _outcome(_own_processes[key].submit(fn, *args, **kwargs))
 
 
 def make_executor(name: str | None, jobs: int, scratch: Path) -> concurrent.futures.Executor:
-    """The local executor, or the one that `module:callable` makes when called without arguments.
+    """The local executor, or the one that `module:callable` returns without arguments.
 
     Raises:
-        ExecutorError: no such module or callable, or what it makes is no Executor.
+        ExecutorError: no such module or callable, or it returns no Executor.
     """
     if name is None:
         return LocalExecutor(jobs, scratch)
@@ -178,14 +181,14 @@ def make_executor(name: str | None, jobs: int, scratch: Path) -> concurrent.futu
     return BoundedExecutor(made, scratch)
 
 
-def run(executor: concurrent.futures.Executor, function: Callable[[Any], T], tasks: Iterable[Any], *,
-        in_flight: int) -> Iterator[tuple[Any, "T | Died"]]:
+def run(executor: concurrent.futures.Executor, function: Callable[[Task], T], tasks: Iterable[Task], *,
+        in_flight: int) -> Iterator[tuple[Task, "T | Died"]]:
     """(task, result) in the order of completion; a task whose worker died gives a `Died`.
 
-    At most `in_flight` tasks are submitted at once. An exception that `function` raises is raised here: tasks report what is
-    wrong with a candidate in their result, so it means that the environment is broken.
+    At most `in_flight` tasks are submitted at once. An exception of `function` is raised here: a candidate's fault is part of the
+    task's result, and an exception means a broken environment.
     """
-    waiting: dict[concurrent.futures.Future[T], Any] = {}
+    waiting: dict[concurrent.futures.Future[T], Task] = {}
     source = iter(tasks)
     done = False
     while waiting or not done:
@@ -198,10 +201,11 @@ def run(executor: concurrent.futures.Executor, function: Callable[[Any], T], tas
             waiting[executor.submit(function, task)] = task
         finished, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
         for future in finished:
-            yield waiting.pop(future), _outcome(future)
+            outcome = _outcome(future)
+            yield waiting.pop(future), outcome
 
 
-def _outcome(future: "concurrent.futures.Future[Any]") -> Any:
+def _outcome(future: "concurrent.futures.Future[T]") -> "T | Died":
     """The result, or a Died."""
     try:
         return future.result()

@@ -6,7 +6,7 @@ the reference check's business.
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 
@@ -15,6 +15,7 @@ from ..drafters.ngram import NGramDrafter
 from ..drafters.scripted import ScriptedDrafter
 from ..drafters.small_model import SmallModelDrafter
 from ..engine import Decoder
+from ..request.request import RequestOptions
 from ..request.stream import Result
 from ..rows import Appended
 from ..sampling import Chooser
@@ -65,12 +66,13 @@ class Agreement:
         self.emitted: list[int] = []
         self.ar = self.generate(self.prompt, "ar", None, max_new_tokens=4 * LONGEST_DRAFT)
 
-    def generate(self, prompt: Sequence[int], mode: str, drafter: Drafter | None, **options: Any) -> Result:
+    def generate(self, prompt: Sequence[int], mode: str, drafter: Drafter | None, **options: Unpack[RequestOptions]) -> Result:
         """One request with a drafter in the place of the decoder's own; ends are ignored unless asked for."""
         self.prompts.add(tuple(prompt))
         self.decoder.drafter = drafter
         try:
-            return self.decoder.generate(list(prompt), mode, **{"ignore_eos": True, **options})
+            asked: RequestOptions = {"ignore_eos": True, **options}
+            return self.decoder.generate(list(prompt), mode, **asked)
         finally:
             self.decoder.drafter = self.own
 
@@ -81,7 +83,7 @@ class Agreement:
                                self.decoder.model.vocab_limit, hits, self.overruled)
 
     def same(self, result: Result, expected: Result) -> str:
-        """What differs, or an empty string."""
+        """The first difference, or an empty string."""
         self.tokens_compared += len(expected.token_ids)
         self.emitted += result.token_ids
         for index, (found, right) in enumerate(zip(result.token_ids, expected.token_ids)):
@@ -190,7 +192,7 @@ class Agreement:
         """End-of-sequence ids, stop ids and stop strings at each position of a draft."""
         def run(mode: str, kind: str, at: int) -> str:
             token = self.ar.token_ids[at]
-            options: dict[str, Any] = {"max_new_tokens": 24, "draft_length": 4}
+            options: RequestOptions = {"max_new_tokens": 24, "draft_length": 4}
             if kind == "stop string":
                 assert self.decoder.tokenizer is not None
                 options["stop"] = self.decoder.tokenizer.decode(self.ar.token_ids[at:at + 2]) or "never"
@@ -275,10 +277,11 @@ class Agreement:
 
     def sampling(self) -> Iterator[Check]:
         """Seeded draws and log-probabilities, bit for bit."""
-        def run(mode: str, options: dict[str, Any]) -> str:
-            expected = self.generate(self.prompt, "ar", None, max_new_tokens=12, logprobs=2, **options)
+        def run(mode: str, options: RequestOptions) -> str:
+            options = {**options, "max_new_tokens": 12, "logprobs": 2}
+            expected = self.generate(self.prompt, "ar", None, **options)
             drafter = self.script([3, 1], expected)
-            return self.same(self.generate(self.prompt, mode, drafter, max_new_tokens=12, logprobs=2, **options), expected)
+            return self.same(self.generate(self.prompt, mode, drafter, **options), expected)
 
         for mode in SPECULATIVE:
             for name, options in (("log-probabilities", {}), ("temperature 1", {"temperature": 1.0, "seed": 5}),

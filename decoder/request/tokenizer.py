@@ -5,9 +5,12 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import LoadError, RequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"  # stands in decoded text for the bytes of a character that isn't complete
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json", "vocab.txt")  # any of them is a tokenizer
@@ -16,7 +19,7 @@ FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.js
 class Tokenizer:
     """A Hugging Face tokenizer. `size`: ids it knows; a model's embedding may have more rows."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: "PreTrainedTokenizerBase") -> None:
         self.inner = inner
         self.size = len(inner)
 

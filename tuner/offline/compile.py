@@ -23,12 +23,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...kernels import bundle, toolchain
 from ...kernels.operation import Instructions, Launch
 from ...schedules.recipe import Numerics
 from ...schedules.schedule import Schedule
+from ...shapes.fields import Table
 from ...shapes.files import locked
 from ...shapes.model import KernelShape
 from ...shapes.target import Target, load_arch
@@ -174,8 +175,8 @@ class _Compilation:
         context = ir.context()
         ir.load_dialects(context)
         backend.load_dialects(context)
-        self.metadata: dict[str, Any] = {"target": backend.target, **self.options.__dict__}
-        self.stages: dict[str, Any] = {}
+        self.metadata: Table = {"target": backend.target, **self.options.__dict__}
+        self.stages: dict[str, Callable[..., toolchain.TritonValue]] = {}
         backend.add_stages(self.stages, self.options, source.language)
         with self._compiler():
             module = source.make_ir(backend.target, self.options, backend.get_codegen_implementation(self.options),
@@ -273,7 +274,7 @@ def _contradiction(facts: CubinFacts, spills: tuple[int, int] | None, target: Ta
     return None
 
 
-def _with_log(stage: Any, ptx: str, metadata: dict[str, Any]) -> tuple[bytes, str]:
+def _with_log(stage: Callable[[str, Table], bytes], ptx: str, metadata: Table) -> tuple[bytes, str]:
     """Assemble, and keep the `ptxas -v` log that Triton throws away otherwise."""
     from triton import knobs
 

@@ -6,11 +6,11 @@ import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import Any
 
 from ...kernels import toolchain
 from ...schedules.recipe import load_recipe
 from ...shapes.errors import UserError
+from ...shapes.fields import Table
 from ...shapes.target import ARCHES, load_arch
 from ..pool import default_jobs
 
@@ -69,5 +69,5 @@ def _gpu() -> Finding:
     return Finding("gpu", True, "; ".join(names)) if done.returncode == 0 and names else nothing
 
 
-def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
+def as_json(findings: list[Finding]) -> list[Table]:
     return [{"what": f.what, "ok": f.ok, "found": f.found} for f in findings]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...kernels import registry
 from ...kernels.findings import FINDINGS
@@ -38,7 +38,7 @@ class Grid:
 
     kernels: tuple[str, ...]
     targets: tuple[str, ...]
-    knobs: Mapping[str, tuple[Any, ...]]
+    knobs: Mapping[str, tuple[object, ...]]
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def load_space(name_or_path: str) -> Space:
     return Space(name, tuple(_grid(t, f"{path.name}: grid {i + 1}") for i, t in enumerate(tables)))
 
 
-def _grid(table: Any, where: str) -> Grid:
+def _grid(table: object, where: str) -> Grid:
     if not isinstance(table, dict):
         raise SpaceError(f"{where}: is {table!r}", expected="a table [[grid]]")
     kernels = _names(table.get("kernels"), list(registry.IN_SPACES), f"{where}: kernels")
     targets = _names(table.get("targets", list(ARCHES)), list(ARCHES), f"{where}: targets")
-    chosen: dict[str, tuple[Any, ...]] = {}
+    chosen: dict[str, tuple[object, ...]] = {}
     for knob, value in table.items():
         if knob in ("kernels", "targets"):
             continue
@@ -126,7 +126,7 @@ def _grid(table: Any, where: str) -> Grid:
     return Grid(kernels, targets, chosen)
 
 
-def _names(value: Any, known: Sequence[str], where: str) -> tuple[str, ...]:
+def _names(value: object, known: Sequence[str], where: str) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
         raise SpaceError(f"{where}: is {value!r}", expected=f"a list of {', '.join(known)}")

@@ -1,9 +1,10 @@
 """The result of `verify --classes` as JSON and on a terminal."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...schedules.schedule import Schedule, schedule_id, schedule_to_dict
+from ...shapes import fields
 from ...shapes.model import shape_to_dict
 from ..offline.report import describe_schedule
 from .classes import DIFFERS, SAME, ClassesReport, Effect, KernelClasses, sizes
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 SCHEMA = "tune-kernels/classes/1"
 
 
-def report_to_dict(report: ClassesReport) -> dict[str, Any]:
+def report_to_dict(report: ClassesReport) -> fields.Table:
     """As `--json` prints it."""
     return {
         "schema": SCHEMA, "model": report.model, "target": report.target, "recipe": report.recipe, "passed": report.passed,
@@ -24,7 +25,7 @@ def report_to_dict(report: ClassesReport) -> dict[str, Any]:
     }
 
 
-def _kernel_to_dict(found: KernelClasses) -> dict[str, Any]:
+def _kernel_to_dict(found: KernelClasses) -> fields.Table:
     return {
         "kernel": found.kernel, "shape": shape_to_dict(found.shape), "variants": len(found.classes), "origin": found.origin,
         "schedule": schedule_to_dict(found.schedule), "class": found.numerics_class,

@@ -4,10 +4,10 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ...schedules.promoted import Distribution, Paired, Toolchain
 from ...schedules.schedule import Schedule, schedule_to_dict
+from ...shapes.fields import Table
 from ...shapes.model import KernelShape, MergeShape
 from ...shapes.target import load_sku
 from .classes import ClassSize, Knob, changes_bits, classes_of, sizes
@@ -122,7 +122,7 @@ def make_report(outcome: Outcome) -> Report:
               for k, r in outcome.rankings.items()))
 
 
-def report_to_dict(report: Report) -> dict[str, Any]:
+def report_to_dict(report: Report) -> Table:
     """As report.json has it. promotable: gains alone; unchanged: the schedule in place stays, with evidence."""
     return {"schema": SCHEMA, **dataclasses.asdict(report), "promotable": list(report.kernels_with(GAIN)),
             "unchanged": list(report.kernels_with(UNCHANGED))}
