@@ -5,6 +5,7 @@ import json
 
 from ...schedules.promoted import PromotedSchedule, row_to_dict
 from ...schedules.schedule import schedule_to_dict
+from ...shapes.errors import UNPRINTABLE
 from ...shapes.model import shape_to_dict
 from .compare import Diff, Entry, RowDiff
 from .summary import Summary, summarise
@@ -19,7 +20,8 @@ def diff_to_dict(diff: Diff) -> dict[str, object]:
 
 def render_json(diff: Diff, indent: int | None = 1) -> str:
     """indent None: one line."""
-    return json.dumps(diff_to_dict(diff), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(diff_to_dict(diff), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text) + "\n"  # inside strings: JSON has none elsewhere
 
 
 def _summary(summary: Summary) -> dict[str, object]:

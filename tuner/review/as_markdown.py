@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
+from ...shapes.errors import printable
 from . import words
 from .compare import Change, Diff, RowDiff
 from .summary import lines, summarise
@@ -98,8 +99,8 @@ def _cell(parts: Iterable[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text that stays text: no Markdown, no HTML, no mention, on one line."""
-    return SPECIAL.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False)).replace(r"\@", "&#64;")
+    """Text that stays text: no Markdown, no HTML, no mention, no escape code, on one line."""
+    return SPECIAL.sub(r"\\\1", html.escape(printable(" ".join(text.split())), quote=False)).replace(r"\@", "&#64;")
 
 
 def _more(count: int, what: str) -> list[str]:

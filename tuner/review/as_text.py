@@ -1,7 +1,6 @@
 """A difference on a terminal: the summary, the rows that differ, the lines of code that changed, what `--check` refuses."""
 
 import io
-import re
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...schedules.store import PromotedFile
+from ...shapes.errors import printable
 from . import words
 from .check import checked
 from .compare import PROMOTED, Change, Collection, Diff, RowDiff, compare, promoted_entries
@@ -23,17 +23,12 @@ MOST_CODE = 3  # rows whose changed lines of code are shown
 MOST_LINES = 4  # of code, a side
 GAP = 3  # between columns, with what the box takes at the ends
 PIPE_WIDTH = 140  # where there is no terminal: the same bytes everywhere
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the newline that stands between a cell's lines
 STYLES = {"changed": "yellow", "added": "green", "removed": "red", FASTER: "green", SLOWER: "red"}
 
 
 def _text(*parts: str | tuple[str, str]) -> Text:
     """Text with styles, in which markup means nothing and control characters are spelled out."""
-    return Text.assemble(*((_spelled(p), "") if isinstance(p, str) else (_spelled(p[0]), p[1]) for p in parts))
-
-
-def _spelled(text: str) -> str:
-    return CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+    return Text.assemble(*((printable(p), "") if isinstance(p, str) else (printable(p[0]), p[1]) for p in parts))
 
 
 def show_promotion(old: Sequence[PromotedFile], new: Sequence[PromotedFile], console: Console) -> Diff:

@@ -129,6 +129,18 @@ def test_a_terminal_without_the_characters_shows_all_the_same(stores: Path) -> N
     assert process.returncode == 0 and b"Traceback" not in said and b"old \\u2192 new" in said
 
 
+def test_no_format_sends_an_escape_code_to_a_terminal(stores: Path) -> None:
+    """F22: nor a character that turns the direction of text."""
+    def change(row: PromotedSchedule) -> PromotedSchedule:
+        return replace(row, date="\x1b[31m\x9b\u202e", evidence=replace(row.evidence, weights="path:\x1b[31m\x9b\u202e\t"))
+
+    synthetic.write(stores / "codes", with_row(synthetic.file(), "down", change))
+    diff = made(stores, "codes")
+    for render in (render_text, render_markdown, render_json):
+        assert not set("\x1b\x9b\u202e") & set(render(diff)), render
+    assert json.loads(render_json(diff))["rows"][0]["new"]["promoted"]["date"] == "\x1b[31m\x9b\u202e"
+
+
 def test_markdown_is_short_before_its_fold(stores: Path) -> None:
     before = render_markdown(made(stores)).split("<details>")[0]
     assert len(before.splitlines()) < 25
