@@ -8,6 +8,6 @@ class ScheduleError(UserError):
 
 
 class NotPromoted(UserError):
-    """No promoted schedule for what was asked: what the nearest one differs in, and what to run."""
+    """There is no such promoted schedule. Names the differences of the nearest one, and the command to run."""
 
     exit_code = 1

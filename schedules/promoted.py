@@ -38,7 +38,7 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Where it ran; no part of the look-up."""
+    """The machine; no part of the look-up."""
 
     driver: str
     cuda: str
@@ -46,7 +46,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Artefact:
-    """What the inspection read in the cubin that was timed."""
+    """Facts that the inspection read in the cubin that was timed."""
 
     instructions: tuple[str, ...]
     registers: Count
@@ -169,7 +169,7 @@ class PromotedSchedule:
         return hashlib.sha256(json.dumps(_canonical(table), sort_keys=True).encode()).hexdigest()[:16]
 
     def sealed(self) -> "PromotedSchedule":
-        """The row with its own digest: for whoever measured it, or proved it anew."""
+        """The row with its own digest: after it was measured, or proved anew."""
         return dataclasses.replace(self, row_digest=self.digest())
 
     def problems(self) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Recipes: what fixes a model's output bits. `recipes/NAME.toml` has the precision of each operation, the numerics flags of the
+"""Recipes fix a model's output bits. `recipes/NAME.toml` has the precision of each operation, the numerics flags of the
 compiler, the row tile, the KV chunk, how far a kernel may be from fp64, and one default schedule per kernel and target."""
 
 from collections.abc import Mapping
@@ -55,9 +55,9 @@ class Numerics:
 @dataclass(frozen=True)
 class ErrorLimits:
     """How far a kernel's output may be from fp64 on the tuner's bell-shaped operands: RMS of the difference over RMS of the
-    output. partials: a linear's fp32 partials, added, whose error is that of accumulating alone; output: what leaves a kernel in
-    bf16; swiglu: a product of two linears in bf16. They decide whether a candidate is right and reach no bit, so they are no part
-    of a promoted schedule's look-up."""
+    output. partials: a linear's fp32 partials, added, whose error is that of accumulating alone; output: a kernel's bf16
+    output; swiglu: a product of two linears in bf16. They decide whether a candidate is right and reach no bit: they are no
+    part of a promoted schedule's look-up."""
 
     partials: Positive
     output: Positive

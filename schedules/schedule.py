@@ -1,4 +1,4 @@
-"""Schedules: the knobs of a kernel under the field's names. A schedule says how a result is computed, never what.
+"""Schedules: the knobs of a kernel under the field's names. A schedule decides how a result is computed, never the result.
 
 Whether a schedule fits a shape is the kernel's contract (`kernels/`); whether it is any good is the tuner's business.
 """
@@ -21,7 +21,7 @@ class LinearSchedule:
     """Schedule of a linear.
 
     BLOCK_N: output columns a block; BLOCK_K: depth of one accumulation step; split_k: blocks that share one output tile,
-    each writing an fp32 partial. orientation: `weights_as_m` swaps the operands, so that a small row tile reaches the FP8
+    each writing an fp32 partial. orientation: `weights_as_m` swaps the operands: a small row tile then reaches the FP8
     tensor-core instruction. row_tile: rows a launch is padded to. blocks_per_sm: 0 launches a block per tile, otherwise
     that many persistent blocks an SM. load: how weights arrive. pdl: programmatic dependent launch. preload: a
     block loads all its weights at once, before it waits for the kernel in front. early: with pdl, the next kernel may start when
@@ -175,7 +175,7 @@ def schedule_from_dict(kind: type[Schedule], table: Mapping[str, object], where:
 
 
 def schedule_of(table: Mapping[str, object], where: str, error: type[UserError] = ScheduleError) -> Schedule:
-    """A schedule from all its knobs, which say of what kind it is. Raises `error` where no kind has just these."""
+    """A schedule from all its knobs; its kind is the one that has just these. Raises `error` where none has."""
     for kind in KINDS:
         if set(table) == set(knobs(kind)):
             return schedule_from_dict(kind, table, where, error)
@@ -200,6 +200,6 @@ def schedule_to_dict(schedule: Schedule) -> dict[str, object]:
 
 
 def schedule_id(schedule: Schedule) -> str:
-    """A digest of the knobs: 12 hexadecimal digits. Repeated beside timings and evidence, so that a hand edit shows."""
+    """A digest of the knobs: 12 hexadecimal digits. It ties timings and evidence to their schedule."""
     text = json.dumps([type(schedule).__name__, schedule_to_dict(schedule)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,10 +1,10 @@
 """The store of promoted schedules: the only reader and writer of `SKU/MODEL.RECIPE.json`, and the one look-up.
 
 A folder of schedules holds a folder for each SKU. A file holds one row for each kernel and shape. Rows are found by SKU,
-kernel, shape, recipe, Triton, ptxas, flags and kernel source, never by the model's name: what has no evidence on just these
-is refused. Files have one layout (sorted keys, sorted rows, a list of numbers on one line), so that a diff shows changes only.
+kernel, shape, recipe, Triton, ptxas, flags and kernel source, never by the model's name: a row with evidence on other ones
+is refused. Files have one layout (sorted keys, sorted rows, a list of numbers on one line): a diff shows changes only.
 
-Writing holds a lock, reads what is there, and renames a whole file into place: two writers lose nothing.
+A writer holds a lock, reads the file, and renames a whole new one into place: two writers lose nothing.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ NUMBERS = re.compile(r'\[\n([^\[\]{}"]*?)\n\s*\]')  # a list without strings or 
 
 @dataclass(frozen=True)
 class Key:
-    """What a promoted schedule is looked up by. target: the SKU."""
+    """The key of a look-up. target: the SKU."""
 
     target: str
     recipe: str
@@ -80,7 +80,7 @@ def lookup(key: Key, folders: Sequence[Path]) -> PromotedSchedule:
     """The promoted schedule for just this.
 
     Raises:
-        NotPromoted: there is none; says what the nearest row differs in, and what to run.
+        NotPromoted: there is none; names the differences of the nearest row, and the command to run.
         ScheduleError: a file that would have to be read is damaged.
     """
     refused: list[str] = []
@@ -149,7 +149,7 @@ def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedu
     instead_of: the rows that the new ones were made from, where only these may be replaced.
 
     Raises:
-        ScheduleError: what is there can't be read, the folder can't be written, a row has problems, or it would replace one
+        ScheduleError: the old file can't be read, the folder can't be written, a row has problems, or it would replace one
             that isn't in `instead_of`.
     """
     for row in new.rows:
@@ -174,16 +174,16 @@ def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedu
 
 
 def _require_same(path: Path, old: PromotedFile | None, new: PromotedFile, instead_of: list[PromotedSchedule]) -> None:
-    """A row of another toolchain or source isn't what was loaded, and gives way. Raises ScheduleError."""
+    """A row of another toolchain or source was never loaded, and gives way. Raises ScheduleError."""
     keys = {_place(row): key_of(row) for row in new.rows}
     for row in old.rows if old else ():
         if keys.get(_place(row)) == key_of(row) and row not in instead_of:
             raise ScheduleError(f"{path}: {row.kernel}: another row ({row.schedule_id}, {row.date}) is there now",
-                                expected="the row that was loaded", action="run it again, so that it starts from what is there")
+                                expected="the row that was loaded", action="run it again: it then starts from this row")
 
 
 def _place(row: PromotedSchedule) -> tuple[str, str]:
-    """What there is one row of in a file."""
+    """The parts that no two rows of a file share."""
     return row.kernel, json.dumps(shape_to_dict(row.shape), sort_keys=True)
 
 

@@ -247,7 +247,7 @@ class Watch:
 
 @dataclass
 class Tally:
-    """What became of the files of one kind."""
+    """The outcomes of the files of one kind."""
 
     exits: Counter[int] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)

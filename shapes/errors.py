@@ -1,4 +1,4 @@
-"""The base of every error that a user can cause, anywhere in the project: what was found, what was expected, what to do."""
+"""The base of every error that a user can cause: the fault, the expected state, the action to take."""
 
 import re
 

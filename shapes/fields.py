@@ -80,7 +80,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def require_name(text: str, what: str, error: type[UserError]) -> str:
-    """`text`, a name of what the words say (`model`). Raises `error` for one that is no name; call it before a path is made."""
+    """`text`, if it is a name; else raises `error`, which calls it `what` (`model`). For every name that goes into a path."""
     if not NAME.fullmatch(text):
         raise error(f"{what} {shown(text)}", expected="a name: letters, digits, '_', '.', '+' and '-', not a path")
     return text
@@ -98,7 +98,7 @@ def read_fields(path: Path, error: type[UserError]) -> "Fields":
 
 
 def parse_fields(data: bytes, kind: str, where: str, error: type[UserError]) -> "Fields":
-    """As `read_fields`, for the bytes of a file that come from elsewhere. kind: TOML or JSON; where: for errors."""
+    """As `read_fields`, for bytes that come from elsewhere. kind: TOML or JSON; where: for errors."""
     return Fields(parse_table(data, kind, where, error), where, error)
 
 

@@ -1,7 +1,7 @@
 """Writing files that others read: whole or not at all, one writer at a time.
 
 `replace_text` and `replace_bytes` are the only writers of a file that another process may read. `locked` is the lock of a
-read-modify-write. `end_on_signals` makes TERM and HUP unwind like Ctrl-C, so that what is half done is removed.
+read-modify-write. `end_on_signals` makes TERM and HUP unwind like Ctrl-C: half-written files are removed.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
 def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Write beside the file, then rename: a reader sees the old file or the new one, never a part. Makes the folder.
 
-    durable: on the disk when this returns, for what can't be made again.
+    durable: on the disk when this returns, for files that can't be made again.
     Raises OSError; then the old file is as it was and nothing lies beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A difference as one HTML file that works from disk: the summary and what `--check` refuses as plain HTML, the rows as data
+"""A difference as one HTML file that works from disk: the summary and the findings as plain HTML, the rows as data
 that the page's script shows, with the distributions drawn."""
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class CodeLines:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What the script reads of one row; words are made here, as in every other format. became: the verdict of a report's variant,
+    """One row as the script reads it; words are made here, as in every other format. became: the verdict of a report's variant,
     and whether it is new."""
 
     id: str
@@ -111,8 +111,8 @@ def _drawings(diff: Diff, summary: Summary) -> list[tuple[str, Drawing]]:
 
 
 def _filters(rows: list[Row]) -> list[tuple[str, str, list[str]]]:
-    """(id, label of no choice, choices) of each select; where there is nothing to choose there is none, but for `status`, which
-    the counts at the top set."""
+    """(id, label of no choice, choices) of each select. One with a single choice is left out, but for `status`, which the counts
+    at the top set."""
     labels = {"status": "all rows", "kernel": "all kernels", "target": "all targets", "became": "all verdicts",
               "time": "all times", "bits": "all bits", "evidence": "all evidence", "refused": "refused or not"}
     choices = {name: sorted({str(getattr(row, name)) for row in rows} - {""}) for name in labels}

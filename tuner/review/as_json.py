@@ -42,7 +42,7 @@ def _row(row: RowDiff) -> dict[str, object]:
 
 
 def _entry(entry: Entry | None) -> dict[str, object] | None:
-    """Without what the row says already: its lines are in `code` where they matter."""
+    """Without the fields that the row has already; its lines are in `code`."""
     if entry is None:
         return None
     fields = ("target", "model", "recipe", "identity", "kernel_digest")
@@ -51,7 +51,7 @@ def _entry(entry: Entry | None) -> dict[str, object] | None:
 
 
 def _promoted(row: PromotedSchedule | None) -> dict[str, object] | None:
-    """What of a promoted row isn't elsewhere in the entry."""
+    """The fields of a promoted row that aren't elsewhere in the entry."""
     if row is None:
         return None
     table = row_to_dict(row)

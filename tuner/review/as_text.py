@@ -1,4 +1,4 @@
-"""A difference on a terminal: the summary, the rows that differ, the lines of code that changed, what `--check` refuses."""
+"""A difference on a terminal: the summary, the rows that differ, the lines of code that changed, the findings."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from .times import FASTER, SLOWER
 MOST_ROWS = 40  # more scroll past unread; the other formats have them all
 MOST_CODE = 3  # rows whose changed lines of code are shown
 MOST_LINES = 4  # of code, a side
-GAP = 3  # between columns, with what the box takes at the ends
+GAP = 3  # between columns, the box's ends included
 PIPE_WIDTH = 140  # where there is no terminal: the same bytes everywhere
 STYLES = {"changed": "yellow", "added": "green", "removed": "red", FASTER: "green", SLOWER: "red"}
 
@@ -32,7 +32,7 @@ def _text(*parts: str | tuple[str, str]) -> Text:
 
 
 def show_promotion(old: Sequence[PromotedFile], new: Sequence[PromotedFile], console: Console) -> Diff:
-    """Show what a promotion changes in a store, before it is written or after; returns the checked difference.
+    """Show the changes of a store by a promotion, before it is written or after; returns the checked difference.
 
     old, new: the store's files before and after, those of the models and SKUs that were promoted.
     """
@@ -93,7 +93,7 @@ def _table(cells: Sequence[dict[str, Text]], width: int) -> Table | None:
 
 
 def _shares(wanted: Sequence[int], spare: int) -> list[int]:
-    """Of `spare`, what each gets: those that want little get it all, the rest share alike."""
+    """Shares of `spare`: a small wish is granted whole, the others share alike."""
     shares = [0] * len(wanted)
     by_want = sorted(range(len(wanted)), key=lambda i: wanted[i])
     for left, i in zip(range(len(wanted), 0, -1), by_want):

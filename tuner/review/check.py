@@ -1,8 +1,8 @@
 """`--check`: why a change must not be merged as it is, each reason with its row.
 
 A promoted row of the new side must have its own evidence, whole and of the kernels that are here; it must use the tensor-core
-instruction it has to and not spill; it must not be slower beyond noise than what it replaces; and where its output bits changed,
-it must belong to another recipe. In offline reports, a variant that was accepted must not be rejected now.
+instruction it has to and not spill; it must not be slower beyond noise than the row it replaces; with other output bits it must
+belong to another recipe. In offline reports, a variant that was accepted must not be rejected now.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
-"""What a change of schedules does: two collections of entries paired, and each pair compared, as values.
+"""The effects of a change of schedules: two collections of entries paired, and each pair compared, as values.
 
 An entry is a promoted schedule or a variant of an offline report. Entries pair by kernel and shape (variants by schedule
-too), and by SKU or target, model and recipe; where a side holds one of these only, it pairs with the other side's one, so that
-two recipes, two targets or two SKUs compare. `source` reads entries; as_text, as_markdown, as_html and as_json show a difference.
+too), and by SKU or target, model and recipe. A side that holds one of these only pairs with the other side's one: two recipes,
+two targets or two SKUs compare. `source` reads entries; as_text, as_markdown, as_html and as_json show a difference.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ Value = str | int | float | bool | tuple[str, ...] | None  # of a field that may
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of an artefact, in the order of importance. verdict, stage and reasons (their codes): of a report's variant;
-    the rest is None in one that was rejected early."""
+    """The known facts of an artefact, in the order of importance. verdict, stage and reasons (their codes): of a report's
+    variant; the rest is None in one that was rejected early."""
 
     verdict: str | None = None
     stage: str | None = None
@@ -99,7 +99,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Code:
-    """What changed in the code. counts: of the instructions that decide, in the SASS, where artefacts were at hand; old_lines,
+    """Changes in the code. counts: of the instructions that decide, in the SASS, where artefacts were at hand; old_lines,
     new_lines: the lines of TTGIR, PTX, assembler's log and SASS that decided, without those of the other side; notes: why a
     side's SASS could not be read."""
 
@@ -111,7 +111,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Finding:
-    """Why a row fails `--check`. code: one of `diff_check.CODES`; row: the row's id; what: the row in words."""
+    """Why a row fails `--check`. code: one of `check.CODES`; row: the row's id; what: the row in words."""
 
     code: str
     row: str
@@ -139,7 +139,7 @@ class RowDiff:
 
     @property
     def places(self) -> tuple[Change, ...]:
-        """What of SKU or target, model and recipe the two sides don't share."""
+        """The parts of SKU or target, model and recipe that the two sides don't share."""
         if self.old is None or self.new is None:
             return ()
         pairs = ((axis, getattr(self.old, axis), getattr(self.new, axis)) for axis in AXES)
@@ -155,7 +155,7 @@ class RowDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """Two collections compared. rows: what was found wrong first, then by status, kernel and shape; kernels: those that promoted
+    """Two collections compared. rows: those with findings first, then by status, kernel and shape; kernels: those that promoted
     rows were judged by."""
 
     old: str
@@ -170,7 +170,7 @@ class Diff:
 
     @cached_property
     def everywhere(self) -> tuple[Change, ...]:
-        """What differs in place or toolchain in every row that has both sides: said once, not in each row."""
+        """Differences of place or toolchain that every row with both sides has: told once, not in each row."""
         pairs = [{c: None for c in (*row.places, *row.toolchain)} for row in self.rows if row.old and row.new]
         return tuple(c for c in pairs[0] if all(c in other for other in pairs)) if pairs else ()
 
@@ -211,7 +211,7 @@ def _toolchain(tools: Toolchain) -> dict[str, Value]:
 
 
 def compare(old: Collection, new: Collection) -> Diff:
-    """Every entry of either side, in one row each. Findings are `diff_check`'s and code `diff_code`'s: not here yet."""
+    """Every entry of either side, in one row each. Without findings and code, which `check` and `code` add."""
     kind = new.kind or old.kind
     joined = [axis for axis in AXES if _only(old, axis) and _only(new, axis)]
     before, after = ({_key(e, kind, joined): e for e in side.entries} for side in (old, new))

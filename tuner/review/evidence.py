@@ -1,4 +1,4 @@
-"""What is proven of a promoted row: whether its evidence is there, is its own, and is of the kernels that are here; and
+"""The proofs of a promoted row: whether its evidence is there, is its own, and is of the kernels that it is judged by; and
 whether its output bits are still those of its recipe."""
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class EvidenceState:
 
 @dataclass(frozen=True)
 class Bits:
-    """The numerics classes of a pair, and what became of them. new_recipe: the pair's recipes differ, as another class needs."""
+    """The numerics classes of a pair, compared. new_recipe: the pair's recipes differ, as another class needs."""
 
     verdict: str
     old_class: str | None

@@ -36,7 +36,7 @@ def resolve(top: Path, name: str) -> Revision | None:
 
 
 def merge_base(old: Revision, new: Revision) -> Revision:
-    """Where two revisions part, as `A...B` means it. Raises DiffError."""
+    """The commit at which two revisions part, as in `A...B`. Raises DiffError."""
     said = _git(old.top, "merge-base", old.tree, new.tree)
     if said is None:
         raise DiffError(f"{old.name} and {new.name} have no common commit", expected="two commits of one history",
@@ -56,12 +56,12 @@ def _blob(revision: Revision, name: str) -> bytes:
     data = _git(revision.top, "cat-file", "blob", f"{revision.tree}:{name}")
     if data is None:
         raise DiffError(f"{revision.name}:{name} can't be read", expected="a whole repository",
-                        action="fetch what is missing: git fetch --unshallow, or git fsck to see what is wrong")
+                        action="fetch what is missing: git fetch --unshallow, or git fsck to see the damage")
     return data
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """What git printed, or None where it failed. Raises DiffError where there is no git."""
+    """Git's output, or None after a failure. Raises DiffError where there is no git."""
     try:
         done = subprocess.run(["git", "--literal-pathspecs", *arguments], cwd=folder, capture_output=True)
     except FileNotFoundError:

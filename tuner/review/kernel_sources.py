@@ -208,7 +208,7 @@ def _require_outside(sources: Sources, module: str, name: str) -> None:
 
 
 def _constant(sources: Sources, module: str, value: ast.AST) -> Constant | None:
-    """The value of a constant expression; None for what is neither a number nor text. Raises Unreadable."""
+    """The value of a constant expression; None for any other object. Raises Unreadable."""
     if isinstance(value, ast.Constant):
         return value.value if isinstance(value.value, Constant) else None
     if isinstance(value, OBJECTS) or (isinstance(value, ast.Call) and ast.unparse(value.func) in CALLS):

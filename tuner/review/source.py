@@ -2,7 +2,7 @@
 
 A path that exists is that path. Otherwise `A..B` is two revisions and `A...B` the commit where they part and B, each at
 `schedules/`; `REVISION:PATH` is a file or folder in a revision; `REVISION` alone is its `schedules/`. A revision without NEW is
-compared with what is on disk.
+compared with the files on disk.
 """
 
 import os
@@ -106,7 +106,7 @@ def _at(revision: Revision, path: str, name: str) -> Collection:
     found = diff_git.files(revision, path)
     if not found and path != FOLDER:
         raise DiffError(f"{name}: no {path or 'schedules'} in that revision", expected="a file or folder that is in it",
-                        action=f"see what is: git ls-tree -r --name-only {revision.name} {FOLDER}")
+                        action=f"list them: git ls-tree -r --name-only {revision.name} {FOLDER}")
     where = {f"{revision.name}:{n}": data for n, data in found.items()}
     if len(where) == 1 and path in found:
         made = _from_table(_table(*next(iter(where.items()))), name, next(iter(where)), None)

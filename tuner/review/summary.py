@@ -1,5 +1,5 @@
-"""What a reviewer must know before the rows: what became faster by how much in the whole step, whether bits change, whether
-all evidence is there."""
+"""A reviewer's first lines, before the rows: the change of the whole step's time, whether bits change, whether all evidence is
+there."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -47,8 +47,8 @@ class FullModel:
 
 @dataclass(frozen=True)
 class Summary:
-    """bits, evidence: rows of the new side by what holds of them; weights: what the evidence was made with, random ones marked;
-    everywhere: what of place and toolchain differs in every pair; toolchain: what else of it did, in how many rows; verdicts:
+    """bits, evidence: rows of the new side by their state; weights: those of the evidence, random ones marked; everywhere:
+    differences of place and toolchain in every pair; toolchain: its other differences, with their number of rows; verdicts:
     variants by (old verdict, new verdict), in reports; artefacts: rows by the most important fact that changed."""
 
     statuses: Mapping[str, int]
@@ -156,7 +156,7 @@ def _full_model(rows: Iterable[RowDiff]) -> Iterable[FullModel]:
 
 
 def lines(diff: Diff, summary: Summary) -> list[tuple[str, str]]:
-    """The summary in words: a label and what is to be said under it, in the order of importance."""
+    """The summary in words: (label, text), in the order of importance."""
     counts = ", ".join(f"{n:,} {status}" for status, n in summary.statuses.items() if n)
     said = [("rows", counts or "no promoted schedules on either side")]
     said += [("step", _step_words(step)) for step in summary.steps]

@@ -1,4 +1,4 @@
-"""What became of a kernel's time: faster, slower, tie, or not comparable.
+"""The change of a kernel's time: faster, slower, tie, or not comparable.
 
 Where the new row was timed against the old one in the same rounds, that paired comparison decides. Otherwise two medians of
 separate runs are compared, and only where SKU, driver and clocks are the same; their intervals must not overlap. A
@@ -18,7 +18,7 @@ CLOCK_TOLERANCE = 0.01  # a kernel's time changes at most as its clocks do: less
 @dataclass(frozen=True)
 class TimeChange:
     """old, new: the distributions; ratio: new over old with its 95% interval, None where not comparable. basis: how the
-    two came to be compared; why: what makes them not comparable."""
+    two came to be compared; why: the reason why they can't be."""
 
     verdict: str
     old: Distribution | None
@@ -35,8 +35,8 @@ def verdict_of(interval: tuple[float, float]) -> str:
 
 
 def time_change(old: PromotedSchedule | None, new: PromotedSchedule | None) -> TimeChange | None:
-    """None where nothing was timed, as in an offline report. A row that is new is compared with what it replaced when it was
-    measured, which its timing holds."""
+    """None where nothing was timed, as in an offline report. A new row is compared with the schedule that it was
+    measured against, which its timing holds."""
     if new is None:
         return TimeChange(NOT_COMPARABLE, old.timing.times, None, why="removed") if old else None
     before = new.timing.previous
@@ -56,7 +56,7 @@ def time_change(old: PromotedSchedule | None, new: PromotedSchedule | None) -> T
 
 
 def _is_before(old: PromotedSchedule, new: PromotedSchedule) -> bool:
-    """Whether what the new row was timed against is the old row, on the same kind of GPU."""
+    """Whether the new row was timed against the old one, on the same kind of GPU."""
     before = new.timing.previous
     return before is not None and before.schedule_id == old.schedule_id and old.target == new.target
 

@@ -24,7 +24,7 @@ def row_name(row: RowDiff) -> str:
 
 
 def shape(sizes: KernelShape) -> str:
-    """The sizes by name; the element type alone; what is false, or one term, left out."""
+    """The sizes by name, the element type alone; false fields and a single term are left out."""
     said = {k: v for k, v in vars(sizes).items() if v is not False and (k, v) != ("terms", 1)}
     return ", ".join(str(v) if isinstance(v, str) else k if v is True else f"{k} {v}" for k, v in said.items())
 
@@ -51,7 +51,7 @@ def change(one: Change) -> str:
 
 
 def change_of(ratio: float, interval: tuple[float, float]) -> str:
-    """A ratio new/old as what became of the time: `−6.3% [−6.8, −5.9]`, interval 95%."""
+    """A ratio new/old as a change of time: `−6.3% [−6.8, −5.9]`, interval 95%."""
     low, high = interval
     return f"{percent(ratio)}% [{percent(low)}, {percent(high)}]"
 
@@ -102,7 +102,7 @@ def checks(state: EvidenceState) -> str:
 
 
 def knobs(row: RowDiff) -> list[str]:
-    """What changed in the schedule; where nothing can or did, all of it; of a new row, also what ran before it."""
+    """The changed knobs; the whole schedule where none changed; of a new row, also the schedule before it."""
     promoted = row.new.promoted if row.new else None
     before = promoted.timing.previous if promoted and row.old is None else None
     differs = changes(vars(before.schedule), vars(row.entry.schedule)) if before else ()
@@ -111,7 +111,7 @@ def knobs(row: RowDiff) -> list[str]:
 
 
 def artefact(row: RowDiff) -> list[str]:
-    """What changed in the artefact; of a row on one side, what it is."""
+    """The changes of the artefact; of a row on one side, its facts."""
     if row.old is None or row.new is None:
         return _known(row.entry.facts)
     old, new = row.old.facts, row.new.facts
@@ -142,7 +142,7 @@ def whole_artefact(row: RowDiff) -> list[str]:
 
 
 def bits(row: RowDiff) -> str:
-    """`same class`; another class with what it means."""
+    """`same class`; another class with its consequence."""
     if row.bits is None or row.status == "removed":
         return ""
     if row.status == "added":
@@ -155,7 +155,7 @@ def bits(row: RowDiff) -> str:
 
 
 def notes(row: RowDiff, everywhere: Sequence[Change] = ()) -> list[str]:
-    """What changed besides schedule, artefact, time and bits, and isn't said of every row."""
+    """Changes besides schedule, artefact, time and bits that not every row has."""
     found = [change(c) for c in (*row.places, *row.toolchain) if c not in everywhere]
     return [*found, "kernel source changed"] if row.kernel_changed else found
 

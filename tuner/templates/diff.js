@@ -1,4 +1,4 @@
-// The rows of a difference. Its words come from the data; what is drawn is drawn here.
+// The rows of a difference. Words come from the data; drawings are made here.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const COLUMNS = [
@@ -11,7 +11,7 @@
     textColumn("refused", "check"),
   ];
   const TITLES = {
-    knobs: "What changed; the whole schedule where nothing did", ratio: "New time over old, with its 95% interval",
+    knobs: "The changed knobs; the whole schedule where none changed", ratio: "New time over old, with its 95% interval",
     refused: "Why --check refuses the row", drawn: "Old above, new below, on one scale; sorts by the new median", bits_words: "The numerics class of the output",
   };
   const FILTERS = ["status", "kernel", "target", "became", "time", "bits", "evidence", "refused"].filter((name) => byId(name));
