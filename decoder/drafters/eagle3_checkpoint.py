@@ -46,7 +46,7 @@ def load_eagle3(path: Path, target: Model, device: torch.device, capacity: int, 
     own = tensors.pop(EMBEDDING, None)
     embedding = target.embedding if own is None else own
     model = target.draft_network(DraftWeights(shape, tensors, embedding, ids, config.norm_before_residual), device, options)
-    return Eagle3Drafter(model, feature_layers(config.layer_ids, target.shape.num_layers, where), capacity)
+    return Eagle3Drafter(model, feature_layers(config.layer_ids, target.shape.num_layers, where, config.ids_read), capacity)
 
 
 def random_eagle3(seed: int, shape: ModelShape, target: Model, device: torch.device, capacity: int,

@@ -41,11 +41,12 @@ EAGLE_HARMLESS = HARMLESS | {"target_model_type", "next_layer_regular", "specula
 @dataclass(frozen=True)
 class Eagle3Config:
     """shape: of the one layer, with the drafter's own RoPE; norm_before_residual: the residual is the normed feature;
-    layer_ids: as the configuration names them, or None."""
+    layer_ids: as the configuration names them, or None; ids_read: they are the layers that read the features."""
 
     shape: ModelShape
     norm_before_residual: bool
     layer_ids: tuple[int, ...] | None
+    ids_read: bool
 
 
 def read_config(path: Path, tensors: Tensors) -> Eagle3Config:
@@ -60,8 +61,9 @@ def read_config(path: Path, tensors: Tensors) -> Eagle3Config:
     inner = fields.inner(INNER) if fields.get(INNER, dict, {}) else Fields({}, outer.where, LoadError)
     check_switches(fields.table, fields.where, EAGLE_READ, SWITCHES | EAGLE_SWITCHES, EAGLE_HARMLESS)
     check_switches(inner.table, inner.where, {LAYER_IDS}, EAGLE_SWITCHES, EAGLE_HARMLESS)
-    ids = _layer_ids(inner if LAYER_IDS in inner.table else fields)
-    return Eagle3Config(_shape(path.name, fields, tensors), fields.get("norm_before_residual", bool, False), ids)
+    own = inner.table.get(LAYER_IDS) is None
+    return Eagle3Config(_shape(path.name, fields, tensors), fields.get("norm_before_residual", bool, False),
+                        _layer_ids(fields if own else inner), own)
 
 
 def _shape(name: str, fields: Fields, tensors: Tensors) -> ModelShape:
@@ -106,12 +108,16 @@ def _layer_ids(fields: Fields) -> tuple[int, ...] | None:
     return tuple(ids)
 
 
-def feature_layers(named: tuple[int, ...] | None, num_layers: int, where: str) -> tuple[int, ...]:
+def feature_layers(named: tuple[int, ...] | None, num_layers: int, where: str, read: bool = False) -> tuple[int, ...]:
     """The target layers whose output the drafter reads, ascending.
 
     The published default has two spellings: ids of the layers that give a feature (1, L // 2 - 1, L - 4), or of the layers that
-    read it (2, L // 2, L - 3). Both mean the same features, and so does a configuration without ids. Other ids are used as they
-    are: layers that give a feature, as the trainer that writes this key (NVIDIA ModelOpt) means them.
+    read it (2, L // 2, L - 3). Both mean the same features, and so does a configuration without ids. Of other ids, the place
+    says what they are: in `eagle_config` (NVIDIA ModelOpt) layers that give a feature, at the top level (vLLM, speculators)
+    layers that read it, of which each reads the output of the one before.
+
+    Args:
+        read: ids of a default in neither spelling are layers that read the features.
 
     Raises:
         LoadError: another number of ids; ids that don't ascend or that the target doesn't have; a target with too few layers.
@@ -124,4 +130,7 @@ def feature_layers(named: tuple[int, ...] | None, num_layers: int, where: str) -
     if len(named) != FEATURES or list(named) != sorted(set(named)) or not 0 <= named[0] <= named[-1] < num_layers:
         raise LoadError(f"{where}: {LAYER_IDS} is {list(named)}",
                         expected=f"{FEATURES} ascending ids from 0 to {num_layers - 1}, the target's layers")
-    return named
+    if read and named[0] == 0:
+        raise LoadError(f"{where}: {LAYER_IDS} is {list(named)}, and layer 0 reads the embedding",
+                        expected="features that a layer gives")
+    return tuple(i - 1 for i in named) if read else named

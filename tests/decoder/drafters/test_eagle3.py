@@ -311,6 +311,10 @@ def test_layer_ids_of_both_conventions() -> None:
     assert feature_layers(None, 28, "") == feature_layers((1, 13, 24), 28, "") == feature_layers((2, 14, 25), 28, "")
     assert feature_layers((1, 17, 33), 36, "") == (1, 17, 33)
     assert feature_layers((0, 2, 3), 4, "") == (0, 2, 3)
+    assert feature_layers((1, 13, 24), 28, "", read=True) == (1, 13, 24) == feature_layers((2, 14, 25), 28, "", read=True)
+    assert feature_layers((2, 18, 34), 36, "", read=True) == (1, 17, 33)
+    with pytest.raises(LoadError, match="layer 0 reads the embedding"):
+        feature_layers((0, 17, 33), 36, "", read=True)
     for ids in ((1, 13), (1, 2, 3, 4), (13, 1, 24), (1, 1, 24), (1, 13, 28), (-1, 13, 24)):
         with pytest.raises(LoadError):
             feature_layers(ids, 28, "")
@@ -337,9 +341,11 @@ def test_a_head_of_fewer_positions_stops_drafting_there(positions: int, load: Ca
 
 
 def test_layers_of_the_configurations_own_are_read(load: Callable[..., Decoder], tmp_path: Path) -> None:
-    """F6."""
-    folder = write(tmp_path / "d", tensors_of(), eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 3, 6]})
-    assert load(folder).drafter.feature_layers == (0, 3, 6)
+    """F6: as layers that give a feature in eagle_config, as layers that read it at the top level."""
+    inner = write(tmp_path / "inner", tensors_of(), eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 3, 6]})
+    outer = write(tmp_path / "outer", tensors_of(), "layers.0", eagle_aux_hidden_state_layer_ids=[1, 4, 7])
+    for folder in (inner, outer):
+        assert load(folder).drafter.feature_layers == (0, 3, 6)
 
 
 def test_switches_that_ask_for_the_plain_layer_load(load: Callable[..., Decoder], tmp_path: Path) -> None:
