@@ -331,7 +331,7 @@ def _show_bench(rows: list[dict[str, Any]], which: str) -> None:
 @click.command()
 @click.option("--model", default="qwen2.5-7b", show_default=True, help="A shipped shape or a config.json.")
 @click.option("--drafter-model", default="qwen2.5-7b-eagle3", show_default=True, help="Shape whose step is t_d.")
-@click.option("--target", "sku", default="nvidia-b300", show_default=True, help="GPU, by SKU.")
+@click.option("--target", "sku", default="nvidia-b300", show_default=True, help="GPU: nvidia-b300, b300 or sm_103.")
 @click.option("--recipe", default="fp8-v1", show_default=True)
 @click.option("--bandwidth", type=float, default=None, help="TB/s; the SKU's peak where not given.")
 @click.option("--context", default=0, show_default=True, help="Tokens in the KV cache.")
@@ -355,13 +355,14 @@ def roofline(model: str, drafter_model: str, sku: str, recipe: str, bandwidth: f
     """The floor of a step, and what SD and SSD can reach: pure arithmetic, no GPU."""
     from ..schedules.recipe import load_recipe
     from ..shapes.model import load_model_shape
-    from ..shapes.target import load_sku
+    from ..shapes.target import sku_named
     from .bench.roofline import Times, best, floor_ms, from_bench, predict, step_bytes, to_dict, tokens_per_round
     from .errors import RequestError
 
     if tau is not None and len(draft_lengths) != 1:
         raise RequestError("--tau was measured at one draft length", expected="exactly one --draft-length beside it")
-    speed = bandwidth if bandwidth is not None else load_sku(sku).peak_tb_s
+    target = sku_named(sku)
+    sku, speed = target.name, bandwidth if bandwidth is not None else target.peak_tb_s
     if speed <= 0:
         raise RequestError(f"--bandwidth {speed}", expected="TB/s above 0")
     precision = load_recipe(recipe).precision

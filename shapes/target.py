@@ -81,13 +81,22 @@ def load_arch(arch: str) -> Target:
     for target in load_targets():
         if target.arch == arch:
             return target
-    digits = "".join(c for c in arch if c.isdigit())
-    guess = f"sm_{digits}"
-    of_sku = [t.arch for t in load_targets() if t.name == arch]
-    if of_sku:
-        hint = f"{arch} is a SKU: its target is {of_sku[0]}"
-    elif guess in ARCHES:
-        hint = f"write {guess} (the compiler adds the 'a' of sm_{digits}a itself)"
-    else:
-        hint = "name a supported target"
-    raise ShapeError(f"unknown target {arch!r}", expected=f"one of {', '.join(ARCHES)}", action=hint)
+    raise ShapeError(f"unknown target {arch!r}", expected=f"one of {', '.join(ARCHES)}")
+
+
+def targets_named(word: str) -> tuple[Target, ...]:
+    """The SKUs that a user's word means: `nvidia-b300`, `b300`, `sm_103` or `sm_103a`. Raises ShapeError where it means none."""
+    name = word.lower()
+    found = tuple(t for t in load_targets() if name in (t.name, t.name.removeprefix("nvidia-"), t.arch, f"{t.arch}a"))
+    if not found:
+        known = [*ARCHES, *(t.name for t in load_targets()), *(t.name.removeprefix("nvidia-") for t in load_targets())]
+        raise ShapeError(f"unknown target {word!r}{nearest(name, known)}", expected=f"one of {', '.join(known)}")
+    return found
+
+
+def sku_named(word: str) -> Target:
+    """As `targets_named`, where one SKU is wanted. Raises ShapeError for an architecture that several have."""
+    found = targets_named(word)
+    if len(found) > 1:
+        raise ShapeError(f"{word} is several GPUs", expected=f"one of {', '.join(t.name for t in found)}")
+    return found[0]

@@ -16,6 +16,7 @@ from .on_gpu.classes_command import with_classes
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as RichProgress
 
     from .offline.sweep import Progress
 
@@ -48,21 +49,21 @@ class _Commands(click.Group):
 @click.option("--on-gpu", is_flag=True, help="Time an offline bundle's survivors on this GPU, prove their bits, promote.")
 @click.option("--model", default="qwen2.5-7b", show_default=True, metavar="NAME|PATH",
               help="A shipped shape, or a Hugging Face config.json.")
-@click.option("--target", "targets", multiple=True, metavar="sm_NN",
-              help="GPU target; repeat for several.  [default: sm_103, sm_100, sm_90]")
+@click.option("--target", "targets", multiple=True, metavar="sm_NN|GPU",
+              help="GPU target, as sm_103, nvidia-b300 or b300; repeat for several.  [default: sm_103, sm_100, sm_90]")
 @click.option("--kernel", "kernels", multiple=True, metavar="NAME",
               help="Kernel of the decode step; repeat for several.  [default: all]")
 @click.option("--space", default="default", show_default=True, metavar="default|small|wide|FILE",
               help="Which schedules: a shipped space, or a TOML file of your own.")
 @click.option("--recipe", default="fp8-v1", show_default=True, help="Fixes precisions and numerics flags.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N",
-              help="Worker processes.  [default: one a core, memory allowing]")
+              help="Worker processes.  [default: one per core, memory allowing]")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
               help="Folder of the report and what belongs to it; a later run goes on from what is there.  "
                    "[default: build/offline, build/on-gpu]")
 @click.option("--fresh", is_flag=True, help="Compile anew what the folder already knows.")
 @click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Spilled bytes a thread that are still accepted.")
+              help="Spilled bytes per thread that are still accepted.")
 @click.option("--executor", metavar="MODULE:CALLABLE",
               help="Makes a concurrent.futures.Executor to work on, whose workers see --out.  [default: local processes]")
 @click.option("--bundle", type=click.Path(path_type=Path, file_okay=False), default=Path("build/offline"), show_default=True,
@@ -136,7 +137,7 @@ def _offline(as_json: bool, options: dict[str, Any]) -> int:
 
     console = Console(stderr=as_json)
     request = SweepRequest(**options)
-    with _watcher(console, quiet=as_json) as watch:
+    with _Watcher(console, quiet=as_json) as watch:
         report = sweep(request, watch)
     if as_json:
         click.echo(json.dumps({"report": str(request.out / "report.json"), "counts": vars(report.counts),
@@ -152,15 +153,15 @@ def _offline(as_json: bool, options: dict[str, Any]) -> int:
     return 0 if survived and not report.audit.disagreed else 1
 
 
-class _watcher:  # noqa: N801 - a context manager, used like a function
+class _Watcher:
     """Shows a sweep's progress: a bar on a terminal, plain lines in a pipe, nothing where quiet."""
 
     def __init__(self, console: "Console", quiet: bool) -> None:
         self.console, self.quiet = console, quiet
-        self.bar: Any = None
-        self.last = 0.0
+        self.bar: RichProgress | None = None
+        self.began = self.last = time.monotonic()
 
-    def __enter__(self) -> "_watcher":
+    def __enter__(self) -> "_Watcher":
         return self
 
     def __call__(self, progress: "Progress") -> None:
@@ -170,16 +171,24 @@ class _watcher:  # noqa: N801 - a context manager, used like a function
         if not self.console.is_terminal:
             if time.monotonic() - self.last >= SECONDS_A_LINE or progress.done == progress.total:
                 self.last = time.monotonic()
-                click.echo(f"compiled {progress.done} of {progress.total}: {text}")
+                click.echo(f"compiled {progress.done} of {progress.total}: {text}{self._time_left(progress)}")
             return
         if self.bar is None:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
 
-            self.bar = Progress(TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                                TextColumn("{task.description}"), console=self.console, transient=True)
+            self.bar = Bar(TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                           TextColumn("{task.description}", markup=False), console=self.console, transient=True)
             self.bar.start()
             self.bar.add_task(text, total=progress.total)
         self.bar.update(self.bar.task_ids[0], completed=progress.done, description=text)
+
+    def _time_left(self, progress: "Progress") -> str:
+        """At the speed so far."""
+        spent = time.monotonic() - self.began
+        if not progress.done or progress.done == progress.total:
+            return f"; {spent:.0f} s"
+        return f"; {spent:.0f} s, about {spent * (progress.total - progress.done) / progress.done:.0f} s left"
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
@@ -255,7 +264,7 @@ def diff(context: click.Context, old: str, new: str | None, form: str, out: Path
 @click.option("--forbid", "forbidden", multiple=True, metavar="FAMILY", 
               help="Instruction family that no kernel may have; repeatable.")
 @click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Spilled bytes a thread that are still accepted.")
+              help="Spilled bytes per thread that are still accepted.")
 @click.option("--reads-early", multiple=True, metavar="ARGUMENT",
               help="Argument that no predecessor writes: it may be read before the dependency wait; repeatable.")
 @click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -306,8 +315,8 @@ def doctor(context: click.Context, as_json: bool) -> None:
 def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
     end_on_signals()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # one without the characters shows others in their place
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal can't show is spelled out, never an error
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(standalone_mode=False)

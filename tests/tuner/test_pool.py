@@ -132,16 +132,20 @@ def test_limits_hold_under_any_executor(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PYTHONPATH", support, prepend=os.pathsep)
     import misbehaving
 
-    executor = pool.BoundedExecutor(inner(1), tmp_path, pool.Limits(cpu_seconds=1, wall_seconds=8, memory_bytes=4 << 30))
-    tasks = [("fine", 0), ("crash", 1), ("fine", 2), ("spin", 3), ("sleep", 4), ("memory", 5), ("fine", 6)]
-    try:
-        found = dict(pool.run(executor, misbehaving.work, tasks, in_flight=2))
-    finally:
-        executor.shutdown(cancel_futures=True)
-    assert [found[task] for task in tasks if task[0] == "fine"] == [0, 2, 6]
-    deaths = {kind: result for (kind, _), result in found.items() if isinstance(result, pool.Died)}
-    assert {kind: died.timeout for kind, died in deaths.items()} == {"crash": False, "spin": True, "sleep": True, "memory": False}
-    assert "SIGSEGV" in deaths["crash"].detail and "processor time" in deaths["spin"].detail
+    def run(limits: pool.Limits, *tasks: tuple[str, int]) -> dict[Any, Any]:
+        executor = pool.BoundedExecutor(inner(1), tmp_path, limits)
+        try:
+            return dict(pool.run(executor, misbehaving.work, tasks, in_flight=2))
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+    found = run(pool.Limits(cpu_seconds=1, memory_bytes=4 << 30),
+                ("fine", 0), ("crash", 1), ("fine", 2), ("spin", 3), ("memory", 4), ("fine", 5))
+    assert [found["fine", n] for n in (0, 2, 5)] == [0, 2, 5]
+    assert found["crash", 1] == pool.Died(False, "the worker died: SIGSEGV")
+    assert found["spin", 3] == pool.Died(True, "the worker used more than its processor time")
+    assert found["memory", 4] == pool.Died(False, "used more than its memory")
+    assert run(pool.Limits(wall_seconds=3), ("sleep", 0)) == {("sleep", 0): pool.Died(True, "did not end in its time")}
 
 
 def test_a_scratch_folder_is_never_seen_unlocked(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def report_from(table: Table, where: str) -> Report:
         if variant.target not in report.targets:
             raise fields.fail("variants", f"{variant.id} is for {variant.target}", expected=f"one of {', '.join(report.targets)}")
         if variant.accepted and (variant.facts is None or variant.artefact is None):
-            raise fields.fail("variants", f"{variant.id} is accepted without an artefact and its facts", action=AGAIN)
+            raise fields.fail("variants", f"{variant.id} is accepted without artefact or facts", expected="both", action=AGAIN)
     return report
 
 

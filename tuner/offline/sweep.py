@@ -19,7 +19,7 @@ from ...schedules.recipe import Recipe, load_recipe, recipe_names
 from ...schedules.schedule import schedule_to_dict
 from ...shapes.fields import nearest
 from ...shapes.model import ModelShape, load_model_shape, shape_to_dict
-from ...shapes.target import ARCHES, load_arch
+from ...shapes.target import ARCHES, load_arch, targets_named
 from .. import pool
 from ..errors import SpaceError, cannot_write
 from . import compile as compilation
@@ -79,7 +79,8 @@ def sweep(request: SweepRequest, watch: Callable[[Progress], None] = lambda prog
     """
     started = time.perf_counter()
     model = load_model_shape(request.model)
-    targets = [load_arch(name) for name in dict.fromkeys(request.targets or ARCHES)]
+    arches = dict.fromkeys(targets_named(word)[0].arch for word in request.targets or ARCHES)
+    targets = [load_arch(arch) for arch in arches]
     space = load_space(request.space)
     kernels = _kernels(request.kernels, model, space)
     recipe = load_recipe(request.recipe)
