@@ -22,12 +22,13 @@ from ...schedules.schedule import StepSchedules
 from ...shapes.model import ModelShape
 from ..backend import DraftWeights, Step
 from ..rows import Rows
+from ..sampling import no_answer
 from .branches import DeviceBranches
 from .buffers import DeviceInputs, Splits, Verified, new_workspace, splits_of
 from .cache import DeviceCache, Pass, cache_of, standing_in
 from .graphs import on
 from .layer import Decode, Phase, Prefill, launch_all, summed
-from .network import WriteDraft, low_precision, nan_error
+from .network import WriteDraft, low_precision
 from .weights import pack, pack_layer, token_table
 
 FEED = 128  # rows of one pass over a prompt
@@ -250,7 +251,7 @@ class TritonEagle3Model:
             parts = [self.launch_head(part.contiguous()).tolist() for part in final.split(self.head_schedule.row_tile)]
         found = [token for part in parts for token in part]
         if min(found) < 0:
-            raise nan_error("drafter")
+            raise no_answer("drafter")
         return found
 
     @torch.inference_mode()

@@ -14,7 +14,7 @@ from ...schedules.recipe import Precision, Recipe
 from ...schedules.schedule import StepSchedules
 from ...shapes.model import ModelShape
 from ..checkpoint.weights import EMBEDDING, FINAL_NORM, HEAD, Tensors
-from ..errors import LoadError, NumericsError
+from ..errors import LoadError
 from .branches import DeviceBranches
 from .buffers import DeviceInputs, Verified, new_workspace, splits_of
 from .cache import DeviceCache, Pass
@@ -117,12 +117,6 @@ class DeviceNetwork:
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
         """The winners of up to a row tile of rows, [rows] int32, at a fixed address; -1 for a row of NaN."""
         return self.lm_head(Activation(final[None]), Weights(self.head), limit=self.vocab_limit, scratch=self.scratch)
-
-
-def nan_error(whose: str = "model") -> NumericsError:
-    """What a token of -1 means."""
-    return NumericsError(f"the {whose}'s logits hold NaN", expected="finite logits",
-                         action="check the weights; try another recipe")
 
 
 def low_precision(recipe: Recipe) -> Precision:

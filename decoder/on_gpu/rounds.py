@@ -14,9 +14,10 @@ import torch
 
 from ...kernels.layout import ENDS
 from ..backend import RequestState, RoundPlan
+from ..sampling import no_answer
 from .cache import DeviceCache
 from .graphs import Graphs
-from .network import DeviceNetwork, nan_error
+from .network import DeviceNetwork
 from .proposals import Proposal, proposal_of
 from .ssd_rounds import SsdRounds
 from .verification import Verification, read_record, warn_of_faults
@@ -87,7 +88,7 @@ class DeviceRounds:
         else:
             warn_of_faults(stats, before, plan.drafter)
         if not answered:
-            raise nan_error()
+            raise no_answer()
 
     def _capture(self, request: RequestState, capture: Callable[[], None]) -> None:
         started = time.perf_counter()
