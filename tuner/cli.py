@@ -53,7 +53,7 @@ class _Commands(click.Group):
               help="GPU target, as sm_103, nvidia-b300 or b300; repeat for several.  [default: sm_103, sm_100, sm_90]")
 @click.option("--kernel", "kernels", multiple=True, metavar="NAME",
               help="Kernel of the decode step; repeat for several.  [default: all]")
-@click.option("--space", default="default", show_default=True, metavar="default|small|wide|FILE",
+@click.option("--space", default="default", show_default=True, metavar="default|small|wide|findings|FILE",
               help="Which schedules: a shipped space, or a TOML file of your own.")
 @click.option("--recipe", default="fp8-v1", show_default=True, help="Fixes precisions and numerics flags.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N",
