@@ -49,6 +49,6 @@ class Evidence:
     def write(self, path: Path) -> None:
         """Writes the file whole or not at all. Raises RequestError where that can't be done."""
         try:
-            replace_text(path, json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n")
+            replace_text(path, json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n", durable=True)
         except OSError as e:
             raise RequestError(f"{path}: {e.strerror}", expected="a place where the evidence can be written") from None

@@ -102,14 +102,14 @@ def whole(folder: Path, record: Record) -> bool:
     return record.facts is None or bundle.sha256(cubin) == record.facts.cubin_sha256
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, durable: bool = False) -> None:
     """As `write_text`, with sorted keys."""
-    write_text(path, json.dumps(value, sort_keys=True))
+    write_text(path, json.dumps(value, sort_keys=True), durable=durable)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write and rename, so that a reader sees the old file or the new one. Raises OutputError."""
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """As `replace_text`. Raises OutputError."""
     try:
-        replace_text(path, text)
+        replace_text(path, text, durable=durable)
     except OSError as e:
         raise cannot_write(path, e) from None

@@ -134,8 +134,8 @@ class Recording:
 
 
 def save(recording: Recording, path: Path) -> None:
-    """Raises OutputError."""
-    write_json(path, to_dict(recording))
+    """On the disk when this returns: time on a GPU isn't had again. Raises OutputError."""
+    write_json(path, to_dict(recording), durable=True)
 
 
 def load(path: Path) -> Recording:
