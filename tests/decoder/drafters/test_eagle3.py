@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from eagle3_reader import PlainDrafter
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.drafters import eagle3_checkpoint as eagle3_loader
 from tune_kernels.decoder.drafters.eagle3 import Eagle3Drafter
@@ -82,42 +83,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tens
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
-def independent(tensors: dict[str, torch.Tensor], embedding: torch.Tensor, tokens: list[int], features: torch.Tensor,
-                theta: float = 10000.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The whole layer over entries (tokens[i], features[i]) at positions 0.., no cache, fp64: (logits [V_d],
-    feature)."""
-    t = {name: tensor.double() for name, tensor in tensors.items()}
-    n = len(tokens)
-    x = torch.cat([norm(embedding[tokens].double(), t["midlayer.input_layernorm.weight"]),
-                   norm(features, t["midlayer.hidden_norm.weight"])], -1)
-    q, k, v = ((x @ t[f"midlayer.self_attn.{name}_proj.weight"].T).view(n, -1, HEAD_DIM).transpose(0, 1) for name in "qkv")
-    angle = torch.arange(n)[:, None] * theta ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)[None]
-    cos, sin = torch.cat([angle.cos()] * 2, -1).double(), torch.cat([angle.sin()] * 2, -1).double()
-
-    def turn(y: torch.Tensor) -> torch.Tensor:
-        half = HEAD_DIM // 2
-        return y * cos + torch.cat([-y[..., half:], y[..., :half]], -1) * sin
-
-    k, v = (y.repeat_interleave(HEADS // KV_HEADS, 0) for y in (turn(k), v))
-    out = torch.nn.functional.scaled_dot_product_attention(turn(q), k, v, is_causal=True).transpose(0, 1).reshape(n, -1)
-    x = features + out @ t["midlayer.self_attn.o_proj.weight"].T
-    y = norm(x, t["midlayer.post_attention_layernorm.weight"])
-    mlp = torch.nn.functional.silu(y @ t["midlayer.mlp.gate_proj.weight"].T) * (y @ t["midlayer.mlp.up_proj.weight"].T)
-    x = x + mlp @ t["midlayer.mlp.down_proj.weight"].T
-    return norm(x[-1], t["norm.weight"]) @ t["lm_head.weight"].T, x[-1]
-
-
-def independent_draft(tensors: dict[str, torch.Tensor], embedding: torch.Tensor, tokens: list[int],
-                      features: torch.Tensor, length: int, theta: float = 10000.0) -> list[int]:
-    """Drafts after `tokens` [n] given the target's features at 0..n-2, [n - 1, 3H]: everything recomputed each step."""
-    entries, rows = list(tokens[1:]), features.double() @ tensors["fc.weight"].double().T
-    drafted = []
-    for _ in range(length):
-        logits, feature = independent(tensors, embedding, entries, rows, theta)
-        best = int(logits.argmax())
-        drafted.append(best + int(tensors["d2t"][best]))
-        entries, rows = [*entries, drafted[-1]], torch.cat([rows, feature[None]])
-    return drafted
+def plain(tensors: dict[str, torch.Tensor], embedding: torch.Tensor, theta: float = 10000.0) -> PlainDrafter:
+    """The independent implementation."""
+    return PlainDrafter(tensors, embedding, HEAD_DIM, 1e-5, theta)
 
 
 def hugging_face_features(folder: Path, tokens: list[int]) -> torch.Tensor:
@@ -148,7 +116,7 @@ def test_logits_are_the_independent_ones(spelling: str, binary: bool, load: Call
     embedding = decoder.model.embedding
     for at in (1, 5, 15, 16, 17, len(tokens) - 1):
         rows = features[:at].double() @ tensors["fc.weight"].double().T
-        expected, feature = independent(tensors, embedding, tokens[1:at + 1], rows)
+        expected, feature = plain(tensors, embedding).step(tokens[1:at + 1], rows)
         assert torch.allclose(logits[at - 1].double(), expected, atol=1e-4, rtol=1e-4)
         assert torch.allclose(step.feature[at - 1].double(), feature, atol=1e-4, rtol=1e-4)
 
@@ -177,7 +145,7 @@ def guided(decoder: Decoder, tensors: dict[str, torch.Tensor], folder: Path, mod
 
     def draft(self: Eagle3Drafter, tokens: list[int], length: int) -> list[int]:
         made = real(self, tokens, length)
-        expected = independent_draft(tensors, decoder.model.embedding, tokens, features[:len(tokens) - 1], length)
+        expected = plain(tensors, decoder.model.embedding).draft(tokens, features[:len(tokens) - 1], length)
         compared.append((made, expected))
         return made
 
@@ -223,16 +191,16 @@ def test_branches_start_from_the_drafters_own_features(load: Callable[..., Decod
     walks = []
     for token in [*draft, None]:
         walks.append((list(entries), rows))
-        _, feature = independent(tensors, decoder.model.embedding, entries, rows)
+        _, feature = plain(tensors, decoder.model.embedding).step(entries, rows)
         if token is not None:
             entries, rows = [*entries, token], torch.cat([rows, feature[None]])
     for (count, token), made in ready.items():
         entries, rows = walks[count]
         expected, fed = [], token
         for _ in range(3):
-            _, feature = independent(tensors, decoder.model.embedding, entries, rows)
+            _, feature = plain(tensors, decoder.model.embedding).step(entries, rows)
             entries, rows = [*entries, fed], torch.cat([rows, feature[None]])
-            logits, _ = independent(tensors, decoder.model.embedding, entries, rows)
+            logits, _ = plain(tensors, decoder.model.embedding).step(entries, rows)
             best = int(logits.argmax())
             fed = best + int(tensors["d2t"][best])
             expected.append(fed)
@@ -247,7 +215,7 @@ def test_an_embedding_and_a_rope_of_its_own(load: Callable[..., Decoder], tmp_pa
     ids = decoder.tokenizer.encode("own embedding, own base")
     features = hugging_face_features(target_folder, ids)
     decoder.drafter.start(ids, features[:-1], decoder.drafter.chooser)
-    expected = independent_draft(tensors, tensors["embed_tokens.weight"], ids, features[:-1], 4, 500.0)
+    expected = plain(tensors, tensors["embed_tokens.weight"], 500.0).draft(ids, features[:-1], 4)
     assert decoder.drafter.draft(ids, 4) == expected
 
 
