@@ -153,7 +153,7 @@ def test_a_b300_run_launches_every_survivor_from_its_bundle(tmp_path: Path, monk
 def test_where_the_report_cant_be_written_nothing_is_promoted(recorded: Path, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """F12: a full disk under --out."""
-    def full(path: Path, text: str) -> None:
+    def full(path: Path, text: str, *, durable: bool) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("tune_kernels.tuner.offline.record.replace_text", full)
