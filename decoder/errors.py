@@ -1,5 +1,4 @@
-"""What a user of the decoder can cause: a model that isn't supported, a request that can't be served, a failed
-check."""
+"""Errors that a user of the decoder can cause: an unsupported model, an impossible request, a failed check."""
 
 from ..shapes.errors import UserError
 

@@ -72,7 +72,7 @@ class Group:
 
 
 class Rows(Protocol):
-    """The rows of one pass. positions: one a row."""
+    """The rows of one pass. positions: one per row."""
 
     @property
     def cache(self) -> Cache: ...
@@ -120,7 +120,7 @@ class Branches:
 
     @property
     def groups(self) -> list[Group]:
-        """See Rows: each branch is a group of its own."""
+        """See Rows: each branch is a group."""
         return [Group(slice(b, b + 1), length + self.done, Own(self.keys[:, b], self.values[:, b], self.done, length))
                 for b, length in enumerate(self.lengths)]
 

@@ -133,7 +133,7 @@ def save(bundle: Path, key: str, name: str, metadata: Mapping[str, object], ptx:
 
 
 def publish(new: Path, place: Path) -> None:
-    """Rename a finished folder into place. What is there already stays if it is whole and the same, else it gives way."""
+    """Rename a finished folder into place. An earlier one stays if it is whole and the same, else it is replaced."""
     while True:
         try:
             os.rename(new, place)
@@ -163,7 +163,7 @@ def link(bundle: Path, key: str, same_as: str) -> None:
 
 
 def read(place: Path) -> dict[str, bytes]:
-    """The files of one artefact, checked. Raises BundleError where one is missing or not what was written."""
+    """The files of one artefact, checked. Raises BundleError for a missing or changed file."""
     again = "run tune-kernels --offline into this folder again: damaged artefacts are compiled anew"
     try:
         digests = read_table(place / "sha256.json", BundleError)
@@ -194,7 +194,7 @@ def install(kernel: Jitted, bundle: Path, *, device: int = 0, compile_missing: b
     """Let `kernel[grid](...)` take its artefacts from a bundle. judged: as in require_judged.
 
     Replaces the `compile` attribute that Triton's JITFunction sets when it first sees a device (Triton 3.6 to 3.9), so
-    arguments are specialised as usual and what is missing can still be compiled.
+    arguments are specialised as usual and missing artefacts can still be compiled.
 
     Raises (at launch):
         BundleError: no such artefact, unless compile_missing; or a damaged one.

@@ -1,4 +1,4 @@
-"""The interface of a kernel file: which schedules fit a shape, what is launched, which instructions the artefact must have.
+"""The interface of a kernel file: the schedules that fit a shape, the launch, the instructions that the artefact must have.
 
 `Launch` holds all that fixes a compiled artefact: function, argument types, constants, options. The launcher passes the
 same constants and options to Triton that the offline compiler does, so the artefact that was inspected is the one that runs.
@@ -37,7 +37,7 @@ class Parameter(Protocol):
 
 
 class Jitted(Protocol):
-    """What this project uses of Triton's JITFunction, which has no types of its own. `kernel[grid]` is callable."""
+    """The part of Triton's JITFunction, which has no types, that this project uses. `kernel[grid]` is callable."""
 
     __name__: str
     __module__: str
@@ -94,7 +94,7 @@ class Operand(NamedTuple):
         return True
 
     def error(self, name: str, dtype: "torch.dtype", device: "torch.device") -> ContractError:
-        """What the tensor is and what the kernel takes."""
+        """The tensor's layout against the kernel's."""
         tensor = self.tensor
         assert tensor is not None
         sizes = ", ".join(f">= {n}" if isinstance(n, AtLeast) else str(n) for n in self.sizes)
@@ -135,7 +135,7 @@ class Launch:
         return [name for name, kind in self.signature().items() if kind.startswith(("*", "tensordesc"))]
 
     def attributes(self) -> dict[tuple[int], list[list[str | int]]]:
-        """What Triton's specialisation adds: pointers and strides divide by 16 (launchers refuse others)."""
+        """The attributes of Triton's specialisation: pointers and strides divide by 16 (launchers refuse others)."""
         return {(p.num,): [["tt.divisibility", 16]] for p in self.kernel.params
                 if p.name not in self.constants and not p.do_not_specialize
                 and self.types[p.name].startswith(("*", "i"))}

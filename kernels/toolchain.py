@@ -150,7 +150,7 @@ def _release_of(tool: str, digest: str) -> str:
 
 
 def installed(target: Target, numerics: Numerics) -> Toolchain:
-    """What makes an artefact for a target here, as promoted schedules are keyed. Raises ToolchainError."""
+    """The toolchain of a target here, as promoted schedules are keyed by it. Raises ToolchainError."""
     import triton
 
     return Toolchain(triton.__version__, release(ptxas_path(target.capability)), numerics.flags(target.arch))

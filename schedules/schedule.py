@@ -1,6 +1,6 @@
 """Schedules: the knobs of a kernel under the field's names. A schedule decides how a result is computed, never the result.
 
-Whether a schedule fits a shape is the kernel's contract (`kernels/`); whether it is any good is the tuner's business.
+Whether a schedule fits a shape is the kernel's contract (`kernels/`); whether it is fast is for the tuner to find.
 """
 
 import dataclasses
@@ -58,8 +58,8 @@ class HeadSchedule:
 
 @dataclass(frozen=True)
 class AttentionSchedule:
-    """Schedule of the split-KV partial. chunk: keys a block walks (fixed by the recipe, since it orders the sums);
-    TILE: query rows times group in one block; BLOCK_N: keys a step."""
+    """Schedule of the split-KV partial. chunk: keys per block (fixed by the recipe, since it orders the sums);
+    TILE: query rows times group in one block; BLOCK_N: keys per step."""
 
     chunk: int
     TILE: int
@@ -72,8 +72,8 @@ class AttentionSchedule:
 
 @dataclass(frozen=True)
 class MergeSchedule:
-    """Schedule of the merge. BLOCK_D: head dimensions a block; splits: partials it holds at once (1 walks them in index
-    order; as many as there are chunks is the one-block form)."""
+    """Schedule of the merge. BLOCK_D: head dimensions per block; splits: partials that it holds at once (1 takes them in
+    index order; the number of chunks is the one-block form)."""
 
     BLOCK_D: int
     splits: int
@@ -92,7 +92,7 @@ class FixedSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSchedule(FixedSchedule):
-    """Schedule of a kernel of a prompt's pass that has tiles. BLOCK_M: rows; BLOCK_N: columns, or keys a step."""
+    """Schedule of a kernel of a prompt's pass that has tiles. BLOCK_M: rows; BLOCK_N: columns, or keys per step."""
 
     BLOCK_M: int
     BLOCK_N: int

@@ -1,1 +1,1 @@
-"""Model shapes and GPU targets: what is computed, and on what."""
+"""Model shapes and GPU targets."""

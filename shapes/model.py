@@ -349,7 +349,7 @@ def shape_to_dict(shape: KernelShape) -> Table:
 
 
 def shape_from_dict(table: Mapping[str, object], where: str, error: type[UserError] = ShapeError) -> KernelShape:
-    """A kernel's shape from its fields, which say of what kind it is. Raises `error` where no kind has just these."""
+    """A kernel's shape from its fields, which decide its kind. Raises `error` if no kind has exactly these."""
     if set(table) == {"N", "K"}:  # a head, as it was written while all heads were bf16
         table = {**table, "dtype": "bf16", "terms": 1}
     if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k"}:  # a RoPE, as it was written while it took one row

@@ -46,7 +46,7 @@ class RecordingError(UserError):
 
 
 class AssemblerDied(Exception):
-    """The assembler was killed by a signal: by a limit or for want of memory, not for what the candidate is."""
+    """The assembler was killed by a signal: by a limit or for want of memory, through no fault of the candidate."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)

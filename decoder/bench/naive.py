@@ -1,4 +1,4 @@
-"""The three decoders as simply as Hugging Face's growing cache allows: where the project started, kept for comparison.
+"""The three decoders in their simplest form, on Hugging Face's growing cache, for comparison.
 
 Nothing here is row-invariant and nothing is fixed: the cache grows by concatenation and is cropped on a rejection, a
 drafter is a loop of one-token forward passes or a search through the text, and SSD runs it in a thread, for the one
@@ -52,7 +52,7 @@ class Draft(Protocol):
     """Proposes tokens for one request."""
 
     def propose(self, tokens: list[int], length: int) -> list[int]:
-        """What may follow `tokens`, the whole text so far."""
+        """`length` tokens that may follow `tokens`, the whole text so far."""
 
 
 class ModelDraft:
@@ -72,7 +72,7 @@ class ModelDraft:
 
 
 class LookupDraft:
-    """What followed the last time the same LOOKUP tokens stood in the text; else the last token, repeated."""
+    """The continuation of the last occurrence of the final LOOKUP tokens; without one, the last token, repeated."""
 
     def propose(self, tokens: list[int], length: int) -> list[int]:
         """See Draft.propose."""
@@ -83,7 +83,7 @@ class LookupDraft:
 
 
 def autoregressive(model: "PreTrainedModel", prompt: list[int], limit: int) -> tuple[list[int], Stats]:
-    """(`limit` new tokens, what they cost)."""
+    """(`limit` new tokens, their stats)."""
     sequence = Sequence(model)
     tokens = [sequence.feed(prompt)[-1]]
     stats = Stats(mode="naive-ar", prompt_tokens=len(prompt), prefill_s=sequence.seconds)
@@ -97,7 +97,7 @@ def autoregressive(model: "PreTrainedModel", prompt: list[int], limit: int) -> t
 
 def speculative(model: "PreTrainedModel", drafter: Draft, prompt: list[int], limit: int, length: int,
                 ahead: ThreadPoolExecutor | None = None) -> tuple[list[int], Stats]:
-    """SD, or SSD where `ahead` is a thread: it drafts on for the outcome in which all is accepted."""
+    """SD; or SSD with `ahead`, a thread that drafts on for the outcome in which all is accepted."""
     target = Sequence(model)
     tokens, end = [*prompt, target.feed(prompt)[-1]], len(prompt) + limit
     stats = Stats(mode="naive-ssd" if ahead else "naive-sd", prompt_tokens=len(prompt), prefill_s=target.seconds)
@@ -139,7 +139,7 @@ class Naive:
         return hugging_face_model(load_checkpoint(weights, shape, torch.device("cpu")), dtype).to(device)
 
     def run(self, mode: str, prompt: list[int], limit: int, length: int) -> tuple[list[int], Stats]:
-        """`limit` tokens after the prompt in one of MODES; `length` drafted a round."""
+        """`limit` tokens after the prompt in one of MODES; `length` drafted per round."""
         assert mode in MODES
         if mode == "ar":
             return autoregressive(self.model, prompt, limit)

@@ -11,7 +11,7 @@ from ..errors import LoadError
 
 @dataclass(frozen=True)
 class Switch:
-    """A key that may change the result. accepts: whether this decoder computes what a value asks for; meaning: of the others."""
+    """A key that may change the result. accepts: whether this decoder implements a value; meaning: of the other values."""
 
     accepts: Callable[[object], bool]
     meaning: str

@@ -1,7 +1,7 @@
-"""Check 1, agreement: do AR, SD and SSD emit the same tokens, in every way a round can go?
+"""Check 1, agreement: do AR, SD and SSD emit the same tokens, whatever the course of a round?
 
-Everything is compared with an AR run of the same options on the same decoder. Blind to what all decoders share: that is
-the reference check's business.
+Everything is compared with an AR run of the same options on the same decoder. A fault that all three share is found by the
+reference check alone.
 """
 
 import time
@@ -132,7 +132,7 @@ class Agreement:
             yield Check(f"width {width}: NaN in every free slot", lambda w=width: run(w, torch.nan))  # type: ignore[misc]
 
     def prompt_chunking(self) -> Iterator[Check]:
-        """Tokens in passes of other sizes give the bits of one row a pass; a prompt in chunks, those of the prompt whole."""
+        """Tokens in passes of other sizes give the bits of one row per pass; a prompt in chunks, those of the whole prompt."""
         tokens = [*self.prompt, *self.ar.token_ids]
 
         def feed(size: int) -> torch.Tensor:
@@ -266,7 +266,7 @@ class Agreement:
         return self.own
 
     def drafters(self) -> Iterator[Check]:
-        """Every real drafter at hand."""
+        """Every real drafter of this decoder."""
         def run(mode: str, name: str) -> str:
             return self.same(self.generate(self.prompt, mode, self.drafter(name), max_new_tokens=20), self.cut(20))
 

@@ -16,7 +16,7 @@ SCHEMA = "tune-kernels/decoder-evidence/1"
 @dataclass
 class Evidence:
     """Every check of a run. weights: `path:NAME` or `random:SEED`; prompts: different ones that the agreement checks decoded;
-    tokens_hash: SHA-256 of what the checks emitted; in_use: the promoted rows that `--promote` upgrades."""
+    tokens_hash: SHA-256 of the tokens that the checks emitted; in_use: the promoted rows that `--promote` upgrades."""
 
     weights: str
     fingerprint: str

@@ -1,9 +1,9 @@
 """An independent FP8 linear for the reference check: Hugging Face's model with its projections replaced by it.
 
-Written against the definition alone, and importing nothing of the project: weights are e4m3 with one scale per output
-channel, found by least squares; activations are two e4m3 terms, the second for what the first leaves, with one power of
-two a row as their scale. Both are quantised and dequantised by arithmetic, without the e4m3 type, and the product runs in
-fp32. It must never share code with what it judges.
+Written from the definition alone, and imports nothing of the project: weights are e4m3 with one scale per output
+channel, found by least squares; activations are two e4m3 terms, the second of them the remainder of the first, with one
+power of two per row as their scale. Both are quantised and dequantised by arithmetic, without the e4m3 type, and the
+product runs in fp32. It must never share code with the decoder.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""Check 3, quality: is the model still good at its job under this precision?
+"""Check 3, quality: does the model keep its quality under this precision?
 
 A fixed public-domain text of more than 20,000 tokens: perplexity, top-1 agreement and KL divergence against fp32, in
-windows that start afresh. And one small named task, `capitals`: the right answer of four by its log-probability.
+windows that start afresh. And one small task, `capitals`: four answers, ranked by log-probability.
 """
 
 import math
@@ -18,8 +18,8 @@ from ..errors import RequestError
 from ..rows import Appended
 from .check import CheckResult, result
 
-WINDOW = 512  # tokens a context; crosses a chunk boundary once
-PASS = 128  # rows a pass
+WINDOW = 512  # tokens per context; crosses a chunk boundary once
+PASS = 128  # rows per pass
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ distributions (half the sum of absolute differences, 0..1) and by the winning to
 compared around every chunk boundary as well. Bounds live here, with the precision they belong to.
 
 Two bf16 implementations differ by their roundings, Hugging Face's of the logits among them, and that alone can break
-a bound. Then both are measured against the same weights in fp64: the check passes only where this decoder is as near
+a bound. Then both are measured against the same weights in fp64: the check passes only if this decoder is as near
 to them as Hugging Face's bf16 is, in the median and in the 95th percentile, within MARGIN, and the result says so. (The
-single worst position of a few hundred is a matter of luck; it is reported.) `docs/decisions/014-reference-rule.md` has the
-rule and the text that it was judged on.
+single worst position of a few hundred is a matter of luck; it is reported.) The rule: `docs/decisions/014-reference-rule.md`.
 
-FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives them, where nothing adds up.
+FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives them: there no errors accumulate.
 """
 
 from collections.abc import Iterator
@@ -39,8 +38,8 @@ AROUND = 3  # positions on either side of a chunk boundary at which cached decod
 @dataclass(frozen=True)
 class Bounds:
     """top1: least share of positions with the same winner; median, worst: largest total variation; None sets no
-    bound. boundary: how many times the first chunk's median total variation a later chunk's median may reach, where
-    it is above `median`."""
+    bound. boundary: a later chunk's median total variation over the first chunk's, at most, if it is above
+    `median`."""
 
     top1: float | None
     median: float
@@ -56,7 +55,7 @@ BOUNDS = {
 
 
 def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> "PreTrainedModel":
-    """Hugging Face's own model of a checkpoint, loaded by Hugging Face where there is a file."""
+    """Hugging Face's model of a checkpoint, loaded from its file by Hugging Face; random weights are copied."""
     from transformers import AutoModelForCausalLM
 
     path = checkpoint.path
@@ -68,7 +67,7 @@ def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> "PreTraine
 
 
 def reference_model(checkpoint: Checkpoint, linear: str) -> "PreTrainedModel":
-    """What a recipe is judged against: the model in the recipe's type, its projections replaced where they are e4m3."""
+    """The model that a recipe is judged by: in the recipe's type, with FP8 projections replaced."""
     if linear == "bf16":
         return hugging_face_model(checkpoint, torch.bfloat16)
     model = hugging_face_model(checkpoint, torch.float32)
@@ -78,8 +77,8 @@ def reference_model(checkpoint: Checkpoint, linear: str) -> "PreTrainedModel":
 
 
 def in_fp64(model: "PreTrainedModel") -> "PreTrainedModel":
-    """A bf16 reference model with the same weights and fp64 arithmetic, but for its norms and RoPE, which Hugging Face
-    computes in fp32. Changes the model itself."""
+    """The bf16 reference model in fp64 arithmetic, with the same weights. Hugging Face still computes norms and RoPE in fp32.
+    Changes the model itself."""
     return model.double()
 
 
@@ -135,7 +134,7 @@ def compare_with_reference(decoder: Decoder, model: "PreTrainedModel", tokens: l
 
 
 def prompt_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
-    """[positions, V] through the path that prompts take, pass by pass."""
+    """[positions, V], computed by prefill, pass by pass."""
     model, found = decoder.model, []
     cache = model.new_cache(len(tokens))
     for start in range(0, len(tokens), model.prefill_rows):
@@ -145,7 +144,7 @@ def prompt_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
 
 
 def compare_projections(decoder: Decoder, model: "PreTrainedModel", tokens: list[int]) -> CheckResult:
-    """Every FP8 projection of every layer on the very inputs that the reference model gives it."""
+    """Every FP8 projection of every layer, on the reference model's inputs."""
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     hooks = [module.register_forward_hook(lambda _, x, y, name=name: seen.update({name: (x[0][0], y[0])}))
              for name, module in model.named_modules() if name.endswith("_proj")]

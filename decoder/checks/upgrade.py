@@ -1,8 +1,8 @@
-"""`verify --promote`: the evidence of the promoted rows that a model ran under, upgraded from random weights to that model's.
+"""`verify --promote`: evidence of a real model for the promoted rows that it ran under, in the place of random weights.
 
-Random weights prove speed and bits. What they can't prove, that the logits are right on a real model, the checks of `verify` do,
-and here they become evidence of the rows: checks by kind, tokens, weights and date. Times and bits stay as they were measured,
-those of the full model included: they don't depend on the weights.
+Random weights prove speed and bits. The checks of `verify` prove that the logits are right on a real model; here they become
+evidence of the rows: checks by kind, tokens, weights and date. Times and bits don't depend on the weights and stay, those of the
+full model included.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ NEEDED = ("agreement", "reference")  # kinds of checks, all passed
 
 
 def require_evidence(weights: str, kinds: Sequence[str]) -> None:
-    """Before anything is loaded. Raises RequestError where what is asked for would prove nothing."""
+    """Called before anything is loaded. Raises RequestError if these checks can't prove anything."""
     if weights.startswith(RANDOM):
         raise RequestError(f"--promote with weights {weights}: they prove no more than tune-kernels --on-gpu did",
                            expected="a model's files", action="name them with --weights PATH")

@@ -1,4 +1,4 @@
-"""The card of a trained drafter: what it was trained on, how, what it reaches; card.json, and card.md made from it."""
+"""The card of a trained drafter: data, settings and results; card.json, and card.md made from it."""
 
 import dataclasses
 import json

@@ -1,7 +1,7 @@
-"""n-gram lookup (prompt lookup decoding, Saxena 2023): what followed the last time the same tokens stood there.
+"""n-gram lookup (prompt lookup decoding, Saxena 2023): the continuation of the last occurrence of the same tokens.
 
-No model, no cache: the longest ending of at most LONGEST tokens that occurred before gives the draft. Fewer tokens than
-asked, or none, where the text hasn't repeated itself.
+No model, no cache: the longest ending of at most LONGEST tokens that occurred before gives the draft. A text without
+repetition gives fewer tokens than asked, or none.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from ..sampling import Chooser
 if TYPE_CHECKING:
     import torch
 
-LONGEST = 3  # tokens of context looked for first; longer ones match less often and guess hardly better
+LONGEST = 3  # tokens of context that are searched first; longer ones match less often and guess hardly better
 SHORTEST = 1
 
 
@@ -33,8 +33,8 @@ class NGramDrafter:
         """Nothing to repair."""
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
-        """Outcomes: the whole draft accepted first, then ever earlier cuts; recovery tokens are what followed
-        elsewhere."""
+        """Outcomes: the whole draft accepted first, then ever earlier cuts; recovery tokens are continuations
+        of earlier occurrences."""
         ready: Branch = {}
         for count in range(len(draft), -1, -1):
             context = tokens + draft[:count]

@@ -1,8 +1,7 @@
 """A small model of the same vocabulary as the drafter (Leviathan, Kalman, Matias 2023; Chen et al. 2023).
 
-Its cache holds a prefix of the sequence; whatever is missing is fed with the next pass. So rollback, a full accept
-(whose last token the drafter never fed to itself) and a branch that was served all come to one rule: keep what was
-accepted, feed the rest.
+Its cache holds a prefix of the sequence; whatever is missing is fed with the next pass. So one rule serves rollback, a full
+accept (whose last token the drafter never fed to itself) and a branch that hit: keep the accepted tokens, feed the rest.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +29,7 @@ def choose_rows(model: Model, final: "torch.Tensor", chooser: Chooser, indices: 
 
 
 def feed(model: Model, cache: Cache, tokens: list[int]) -> "torch.Tensor":
-    """Appends tokens to the cache, FEED rows a pass; the final rows of the last pass."""
+    """Appends tokens to the cache, FEED rows per pass; the final rows of the last pass."""
     final = None
     for start in range(0, len(tokens), FEED):
         part = tokens[start:start + FEED]
@@ -58,7 +57,7 @@ class SmallModelDrafter:
         feed(self.model, self.cache, tokens[:-1])
 
     def draft(self, tokens: list[int], length: int) -> list[int]:
-        """Feeds what the cache lacks, then one token a pass."""
+        """Feeds the tokens that the cache lacks, then one token per pass."""
         drafted: list[int] = []
         rest = tokens[self.cache.cursor:]
         while len(drafted) < length:
@@ -73,7 +72,7 @@ class SmallModelDrafter:
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
         """One pass over the draft, the last drafted token included, gives the likely outcomes; then all branches
-        draft in one batch, one pass a token."""
+        draft in one batch, one pass per token."""
         base = len(tokens)
         self.cache.rollback(min(self.cache.cursor, base - 1))
         final = feed(self.model, self.cache, tokens[self.cache.cursor:] + draft)[-(len(draft) + 1):]

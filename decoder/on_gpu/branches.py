@@ -1,8 +1,8 @@
 """Branches of a drafter's sequence on the GPU: next drafts for the likely outcomes of a round, all of them rows of one pass.
 
-Weights are read once for all branches. RoPE, attention and merge run once a branch, each on a cache of its own in which the
-branch's tokens stand where the sequence's next ones would: the kernels are those of one sequence. What a round added to the
-sequence is copied into these caches once (`copy_round`).
+Weights are read once for all branches. RoPE, attention and merge run once per branch, each on a cache of its own, which holds
+the branch's tokens in the sequence's next slots: the kernels are those of one sequence. Keys and values that a round added to the
+sequence are copied into these caches once (`copy_round`).
 """
 
 from collections.abc import Iterator

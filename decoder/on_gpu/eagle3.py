@@ -140,7 +140,7 @@ class TritonEagle3Model:
 
     @torch.inference_mode()
     def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> Step:
-        """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
+        """One pass over entries (token, feature [H]), appended to the caches of `rows`."""
         cache = cache_of(rows)
         steps = []
         for group in rows.groups:

@@ -45,7 +45,7 @@ def summed(partials: torch.Tensor) -> torch.Tensor:
 
 
 class Phase:
-    """What both phases share: the launches of a layer, in order. Each operation is bound once to its schedule and numerics."""
+    """The launches of a layer, in order, for both phases. Each operation is bound once to its schedule and numerics."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace) -> None:
         self.shape, self.recipe, self.numerics, self.space = shape, recipe, recipe.numerics, space

@@ -27,7 +27,7 @@ class Proposal(Protocol):
     def layers(self) -> tuple[int, ...]: ...
 
     def begin(self, pending: int, source: Verified) -> None:
-        """Before a request's first round. pending: its last token; source: what the first proposal will read."""
+        """Before a request's first round. pending: its last token; source: the verdict that the first proposal will read."""
 
     def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
         """Drafts `length` tokens. keep: `scores` will follow."""

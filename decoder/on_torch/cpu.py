@@ -1,4 +1,4 @@
-"""The CPU's kernels: matrix products with bits that IEEE 754 alone defines, and what torch would need dozens of calls for.
+"""The CPU's kernels: matrix products with bits that IEEE 754 alone defines, and operations that take torch dozens of calls.
 
     out[b, r, n] = (((0 + x[b, r, 0] * w[b, 0, n]) + x[b, r, 1] * w[b, 1, n]) + ...) + x[b, r, K-1] * w[b, K-1, n]
 

@@ -49,7 +49,7 @@ class Eagle3Model:
 
     @torch.inference_mode()
     def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> Step:
-        """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
+        """One pass over entries (token, feature [H]), appended to the caches of `rows`."""
         eps = self.shape.rms_norm_eps
         embedded = self.embedding[torch.tensor(tokens, device=self.device)]
         normed_feature = rms_norm(features, self.hidden_norm, eps)

@@ -1,8 +1,8 @@
-"""What the torch backend computes on a GPU; on a CPU see cpu.py.
+"""The torch backend's operations on a GPU; on a CPU see cpu.py.
 
 Matrix products are the library's. Every call has 8 rows, zero-padded, and N padded to a multiple of 16: the library sees one
-shape, whatever the number of rows, and is trusted to compute equal rows of one shape alike. That is how the library behaves,
-not a definition.
+shape, whatever the number of rows, and is trusted to compute equal rows of one shape alike. This is an observation about
+the library, not a definition.
 """
 
 import math

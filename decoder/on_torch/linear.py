@@ -20,7 +20,7 @@ from .ops import matmul, prepare, tree_sum
 
 E4M3_MAX = 448.0
 SCALES = 8  # candidates of a weight's scale: an octave in equal ratios
-LOW = 16.0  # what the second term is multiplied by: half a step of the largest e4m3 values, 16, becomes 256
+LOW = 16.0  # factor of the second term: half a step of the largest e4m3 values, 16, becomes 256
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 
 

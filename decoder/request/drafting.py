@@ -4,7 +4,7 @@ The drafter works on a thread of its own, so that SSD's branches are prepared wh
 that never answers can be left alone. Every answer is checked: a draft is cut before the first entry that is no token id of the
 target, and at the length asked for. A fault is counted in `stats.drafter_faults`; the first one of a request is named in
 `stats.warnings`. After `MOST_ERRORS` errors, or one answer that took longer than the decoder's `drafter_timeout_s`, the drafter
-is not asked again in this request, which goes on one token a round.
+is not asked again in this request, which goes on one token per round.
 """
 
 import queue

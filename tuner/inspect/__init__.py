@@ -1,1 +1,1 @@
-"""Judge what is compiled already, by whatever compiler: Triton caches, bundles, cubins, PTX, fat binaries."""
+"""Judges compiled kernels of any compiler: Triton caches, bundles, cubins, PTX, fat binaries."""

@@ -1,4 +1,4 @@
-"""What got worse since a baseline: the JSON that `tune-kernels inspect --format json` wrote before.
+"""Regressions against a baseline: the JSON that `tune-kernels inspect --format json` wrote before.
 
 Kernels pair by name and architecture. One name may stand for many specialisations, so the worst of each side is compared: another
 reason to reject, more spilled bytes, fewer blocks on an SM, a tensor-core family lost.

@@ -27,7 +27,7 @@ _POINTER = re.compile(r"%(\w+): !tt\.(?:ptr|tensordesc)<")
 
 @dataclass(frozen=True)
 class Metadata:
-    """What Triton's JSON says of a kernel. Bytes and columns are per block."""
+    """A kernel's metadata in Triton's JSON. Bytes and columns are per block."""
 
     num_warps: int
     shared_bytes: int
@@ -115,7 +115,7 @@ def _metadata(path: Path) -> Metadata | None:
 
 
 def _of_file(path: Path) -> Iterator[Artefact]:
-    """A cubin, PTX, or what embeds them."""
+    """A cubin, PTX, or a file that embeds them."""
     if path.name.endswith((".cubin", ".ptx")):
         stem = path.with_suffix("")
         yield _of_group(stem, {kind: found for kind in (".cubin", ".ptx", ".ttir", ".json")
@@ -136,7 +136,7 @@ def _of_file(path: Path) -> Iterator[Artefact]:
 
 
 def _embedded(path: Path) -> Iterator[Artefact]:
-    """What cuobjdump finds in a fat binary: its cubins, or its PTX where it has no cubin."""
+    """The cubins of a fat binary, or its PTX if it has none, by cuobjdump."""
     with tempfile.TemporaryDirectory() as folder:
         said = ""
         for option, suffix in (("-xelf", "*.cubin"), ("-xptx", "*.ptx")):

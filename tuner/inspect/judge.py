@@ -1,6 +1,6 @@
-"""From an artefact to what it is: families of tensor-core instructions, spills, resources, and what is wrong with it.
+"""From an artefact to its report: families of tensor-core instructions, spills, resources, faults.
 
-Two things count as wrong beside spills: FP8 operands that are converted to f16 where no FP8 instruction runs, and, under
+Two faults are looked for beside spills: FP8 operands that are converted to f16 where no FP8 instruction runs, and, under
 programmatic dependent launch, memory that is touched before the dependency wait. `Demands` adds the user's own. A cubin that
 can't be read is `not_inspectable`, never a pass.
 """
@@ -31,7 +31,7 @@ _POINTERS = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.\w+\s+\.ptr\b|\.param\
 
 @dataclass(frozen=True)
 class Demands:
-    """What the user demands. required, forbidden: instruction families; reads_early: arguments that may be read before the
+    """The user's demands. required, forbidden: instruction families; reads_early: arguments that may be read before the
     dependency wait; max_spill_bytes: per thread, of stores or loads."""
 
     required: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ def _judged(name: str, facts: CubinFacts, artefact: Artefact, demands: Demands) 
 
 
 def _early(ptx: str | None, pointers: tuple[str, ...], allowed: tuple[str, ...]) -> list[Reason]:
-    """What is touched before the dependency wait. Without names from TTIR, arguments are numbered."""
+    """Memory that is touched before the dependency wait. Without names from TTIR, arguments are numbered."""
     if ptx is None:
         return [Reason("not_inspectable", "launched with programmatic dependent launch, and there is no PTX to follow")]
     entry = _ENTRY.search(ptx)
@@ -140,7 +140,7 @@ def _early(ptx: str | None, pointers: tuple[str, ...], allowed: tuple[str, ...])
 
 
 def _assembled(ptx: str) -> bytes:
-    """The cubin of PTX, for the target that it names. Raises Unreadable with what the assembler says."""
+    """The cubin of PTX, for the target that it names. Raises Unreadable with the assembler's message."""
     target = _TARGET.search(ptx)
     if target is None:
         raise Unreadable("PTX without a .target line")

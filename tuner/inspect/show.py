@@ -1,4 +1,4 @@
-"""What was inspected, as a table for a terminal, Markdown for a pull request, HTML for a browser, JSON for a program."""
+"""The inspected kernels as a table for a terminal, Markdown for a pull request, HTML for a browser, JSON for a program."""
 
 import dataclasses
 import json
@@ -91,7 +91,7 @@ def as_html(inspection: Inspection) -> str:
 
 
 def as_json(inspection: Inspection, indent: int | None = 1) -> str:
-    """Everything, and what a later --baseline reads."""
+    """Everything; a later --baseline reads it."""
     kernels = [{**dataclasses.asdict(one), "verdict": one.verdict} for one in inspection.kernels]
     worst = [dataclasses.asdict(one) for one in worst_of(inspection.kernels)]
     value = {"schema": SCHEMA, "kernels": kernels, "worst": worst, "worse": inspection.worse}

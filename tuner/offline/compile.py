@@ -1,4 +1,4 @@
-"""Compiling one variant, stage by stage, with no GPU: stop as soon as the truth is known, keep what was learnt.
+"""Compiling one variant, stage by stage, with no GPU: stop as soon as the verdict is certain, keep all facts so far.
 
     source → TTIR → TTGIR → (instruction family known) → LLVM IR → (shared memory, TMEM known) → PTX → cubin → facts
 
@@ -102,7 +102,7 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
     """Compile one variant and write its record. Runs in a worker. to_the_end: even where an early reject is due.
 
     Raises:
-        OutputError: the folder can't be written. What a candidate does wrong is in the record.
+        OutputError: the folder can't be written. A candidate's own faults are in the record.
         AssemblerDied: the assembler was killed, which says nothing of the candidate: nothing is recorded.
     """
     started = time.perf_counter()
@@ -122,7 +122,7 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
 
 
 class _Compilation:
-    """One run through the stages. record: what is known so far. modules, options, metadata, stages: Triton's own values."""
+    """One run through the stages. record: the facts so far. modules, options, metadata, stages: Triton's own values."""
 
     def __init__(self, launch: Launch, target: Target, wanted: Instructions, key: str, folder: Path, to_the_end: bool) -> None:
         self.launch, self.target, self.wanted, self.key, self.folder = launch, target, wanted, key, folder

@@ -1,8 +1,8 @@
 """Reading a cubin in-process: opcodes, local loads and stores in bytes, registers, stack. About 1 ms, no process, no limit
 to the architectures that a disassembler knows.
 
-An instruction is 16 bytes; its opcode is the low 9 bits. The table is empirical: `tests/tuner/test_cubin.py` compares its
-counts with nvdisasm's. What isn't understood raises `Unreadable`, which becomes the verdict `not_inspectable`: no reading
+An instruction is 16 bytes; its opcode is the low 9 bits. The table is empirical: `tests/tuner/offline/test_cubin.py` compares its
+counts with nvdisasm's. Anything unknown raises `Unreadable`, which becomes the verdict `not_inspectable`: no reading
 must ever look like 'no spills, no fallback'.
 """
 
@@ -32,7 +32,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class CubinFacts:
-    """What one kernel's cubin says. instructions: tensor-core family → count. Bytes are per thread, of static code."""
+    """The facts in one kernel's cubin. instructions: tensor-core family → count. Bytes are per thread, of static code."""
 
     arch: int
     instructions: dict[str, int] = field(default_factory=dict)

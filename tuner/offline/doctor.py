@@ -1,4 +1,4 @@
-"""What works on this machine and what doesn't: toolchain, targets, GPU."""
+"""Checks this machine: toolchain, targets, GPU."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ class Finding:
 
 
 def examine(recipe: str = "fp8-v1") -> list[Finding]:
-    """Look at everything; never raises for what it finds wrong."""
+    """Checks everything; faults are findings, never exceptions."""
     numerics = load_recipe(recipe).numerics
     findings = [Finding("python", True, platform.python_version())]
     targets = [load_arch(a) for a in ARCHES]

@@ -1,14 +1,14 @@
-"""What a kernel touches before it waits for the kernel in front of it, read from its PTX.
+"""Memory that a kernel touches before its dependency wait, read from its PTX.
 
-Under programmatic dependent launch a kernel runs beside the one before it until it waits (`griddepcontrol.wait`). What it reads
-earlier must be what no kernel in front writes: weights, say. A compiler may move a load over the wait (Triton's pipeliner lifts
+Under programmatic dependent launch a kernel runs beside the one before it until it waits (`griddepcontrol.wait`). No kernel in
+front may write the memory that it reads earlier: weights, say. A compiler may move a load over the wait (Triton's pipeliner lifts
 loads of a loop over one in inline assembly, and nothing says so); such a kernel is right alone, and wrong in a chain now and
 then.
 
-The control flow is followed from the entry to every wait, so what is reached only after one doesn't count, wherever it stands in
-the file. Every instruction with a memory operand counts but those that name another space than the global one or are known to
-need none; an address belongs to the parameters that it is computed from. A call or a computed branch isn't followed and counts as
-a write to anywhere; text that can't be read is an error.
+The control flow is followed from the entry to every wait: accesses that are reached only after one don't count. Every
+instruction with a memory operand counts, but those that name another space than the global one or are known to need none; an
+address belongs to the parameters that it is computed from. A call or a computed branch isn't followed and counts as a write to
+anywhere; text that can't be read is an error.
 """
 
 import re

@@ -125,7 +125,7 @@ def early_reasons(lines: tuple[str, ...]) -> list[Reason]:
 
 
 def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> list[Reason]:
-    """What the compiler does not check offline."""
+    """Limits that the compiler does not check offline."""
     reasons = []
     if shared_bytes > target.shared_bytes_per_block:
         reasons.append(Reason("resource_limit", f"{shared_bytes:,} B of shared memory a block; {target.arch} has "
@@ -136,7 +136,7 @@ def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> li
 
 
 def blocks_per_sm(registers: int, shared_bytes: int, tmem_columns: int, num_warps: int, target: Target) -> tuple[int, str]:
-    """Blocks that fit one SM at once, and what limits them. Registers are given out by warp, in units of 256."""
+    """(blocks that fit one SM at once, the resource that limits them). Registers are given out by warp, in units of 256."""
     by_warp = -(-registers * 32 // 256) * 256
     limits = {
         "warps": target.max_warps_per_sm // num_warps,

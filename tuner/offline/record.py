@@ -1,7 +1,7 @@
 """Records: the facts of one compilation, kept in the output folder under the digest of all that determines them.
 
-Written under another name and renamed, so that a reader sees a whole record or none. A record that is damaged, or whose
-artefact isn't bit for bit what was written, doesn't count: its variant is compiled again.
+Written under another name and renamed: a reader sees a whole record or none. A damaged record, or one whose artefact has changed
+by a bit, doesn't count: its variant is compiled again.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the cubin and its metadata say. instructions: tensor-core family → count. Spills and stack: bytes a thread;
+    """The facts in the cubin and its metadata. instructions: tensor-core family → count. Spills and stack: bytes per thread;
     shared_bytes: a block."""
 
     instructions: Mapping[str, Count]
@@ -48,7 +48,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Record:
-    """Facts of one compilation. stage: the last one reached; failures: what stopped it; facts: None before `sass`;
+    """Facts of one compilation. stage: the last one reached; failures: the reasons why it stopped; facts: None before `sass`;
     early_accesses: memory touched too soon (inspection.early_lines); early: reasons that were known before the end, of a
     variant that was compiled to the end all the same."""
 

@@ -1,9 +1,9 @@
-"""The space: candidate schedules of each kernel, and the reason for each one that can't be.
+"""The space: candidate schedules of each kernel, and the reason for each impossible one.
 
 A space is a TOML file of grids. A grid names kernels and gives each knob a value or a list; its candidates are the product.
 Grids of one kernel add up, and equal candidates count once. Rules are not a list of bad blocks: a combination is rejected
-when the kernel's contract says that it can't be run, before anything is compiled; what merely compiles badly is for the
-artefact to show.
+if it breaks the kernel's contract, before anything is compiled; a candidate that merely compiles badly is left to the
+artefact's inspection.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a worker needs imported before it is forked: the compiler, but never torch. Imported by the fork server alone."""
+"""A worker's imports, made before it is forked: the compiler, never torch. Imported by the fork server alone."""
 
 import atexit
 import gc
@@ -9,7 +9,7 @@ from triton.backends.nvidia import compiler as nvidia
 from ...kernels import registry
 from . import compile as compilation
 
-# What is imported stays: workers needn't look at it again for garbage. A compilation makes some 100,000 objects; at the
+# Imported objects stay: the garbage collector of a worker skips them. A compilation makes some 100,000 objects; at the
 # usual threshold of 700 their collection took 4% of its time.
 gc.freeze()
 gc.set_threshold(50_000, 20, 20)

@@ -22,7 +22,7 @@ REPEATS = 7  # of old and new in the full model
 LEAST_PAIRS = 5  # that throttling must leave of them: the interval of fewer says little
 SHARED_SHAPE = "a model with this shape runs the schedule in place, and was not asked: tune it with that model"
 Tokens = Mapping[str, Sequence[Sequence[int]]]  # by mode: a list for each prompt
-Times = Mapping[str, Sequence[tuple[float, float]]]  # by mode: (old, new) us a token
+Times = Mapping[str, Sequence[tuple[float, float]]]  # by mode: (old, new) us per token
 
 
 class DecoderProbe(Protocol):

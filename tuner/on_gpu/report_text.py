@@ -1,4 +1,4 @@
-"""The report of an --on-gpu run on a terminal: one row a kernel first, then each kernel's candidates."""
+"""The report of an --on-gpu run on a terminal: one row per kernel first, then each kernel's candidates."""
 
 from collections.abc import Sequence
 

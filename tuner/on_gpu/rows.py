@@ -1,4 +1,4 @@
-"""From a run's decisions to rows of `schedules/`, with what was measured and proven of each."""
+"""From a run's decisions to rows of `schedules/`, each with its times and evidence."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from .samples.timing import clocks, distribution, paired, ratios
 
 def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], gate: GateResult, date: str) -> PromotedFile:
     """The rows that a run may promote: gains, and at a first promotion the incumbents that stay, whether nothing was faster or
-    the full model rejected what was.
+    the full model rejected the faster one.
 
     A name that the gate accepted and that no longer wins (a replay under another rule) is left out: its evidence isn't there.
     """

@@ -1,4 +1,4 @@
-"""`--check`: why a change must not be merged as it is, each reason with its row.
+"""`--check`: the reasons against merging a change, each with its row.
 
 A promoted row of the new side must have its own evidence, whole and of the kernels that are here; it must use the tensor-core
 instruction it has to and not spill; it must not be slower beyond noise than the row it replaces; with other output bits it must

@@ -1,4 +1,4 @@
-"""Answers of the target itself: what a drafter is trained on.
+"""Answers of the target itself, the training data of a drafter.
 
 Batch by batch, sampled by transformers at several temperatures; every third batch asks a follow-up about the answers of
 the batch before it, which gives longer contexts and text that repeats. A batch depends on the seed, its number and, for
@@ -140,7 +140,7 @@ def save_answers(path: Path, answers: Sequence[Answer], kinds: Sequence[str]) ->
 
 
 def load_answers(path: Path, kinds: Sequence[str]) -> list[Answer]:
-    """What save_answers wrote."""
+    """The answers that save_answers wrote."""
     from safetensors.torch import load_file
 
     stored = load_file(path)

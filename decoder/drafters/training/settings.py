@@ -1,4 +1,4 @@
-"""How a drafter is trained: what the user chooses, and how the work is cut."""
+"""Settings of a training run: the user's choices, and the sizes of its parts."""
 
 import time
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-# About the work that took a drafter of SmolLM2-135M past 3 tokens a round at K = 4 on held-out prompts.
+# About the work that took a drafter of SmolLM2-135M past 3 tokens per round at K = 4 on held-out prompts.
 ANSWER_TOKENS, TRAINED_TOKENS = 2e6, 20e6
 
 
@@ -30,7 +30,7 @@ class Sizes:
     """answer_batch: prompts answered at once; new_tokens: most of an answer; batch: sequences of a training step; unroll:
     drafted tokens that training looks ahead; draft_length: K of the reported tau; answer_share: of the minutes that answers
     take; evaluations: how often tau is measured and a checkpoint written; bf16: products in bf16.
-    answer_batches, steps: fixed numbers in the place of what the minutes allow."""
+    answer_batches, steps: fixed numbers instead of those that the minutes allow."""
 
     answer_batch: int
     new_tokens: int
@@ -55,14 +55,14 @@ def sizes_for(device: torch.device) -> Sizes:
 
 
 def cpu_hours(target_parameters: int, drafter_parameters: int) -> tuple[float, float]:
-    """(hours that a drafter worth having takes on this CPU, operations a second), by arithmetic and one measured product."""
+    """(hours that a drafter worth having takes on this CPU, operations per second), by arithmetic and one measured product."""
     speed = measured_flops()
     per_token = 2 * target_parameters + 6 * GPU.unroll * drafter_parameters
     return (ANSWER_TOKENS * 2 * target_parameters + TRAINED_TOKENS * per_token) / speed / 3600, speed
 
 
 def measured_flops(size: int = 1024) -> float:
-    """Operations a second of one fp32 product on this CPU, best of three."""
+    """Operations per second of one fp32 product on this CPU, best of three."""
     a = torch.ones(size, size)
     best = float("inf")
     for _ in range(3):

@@ -94,7 +94,7 @@ def _more_answers(done: int, last: float, sizes: Sizes, work: Work) -> bool:
 
 
 def publish(trainer: Trainer, taus: dict[str, Tau], target: TargetFacts, prompts: PromptSet, progress: Progress) -> Card:
-    """Writes the drafter, measures tau of what was written, then writes curve and card. The weights come last, by renaming:
+    """Writes the drafter, measures tau of the written one, then writes curve and card. The weights come last, by renaming:
     a folder that has them is whole."""
     settings, network = trainer.work.settings, trainer.network
     out, draft = settings.out, trainer.work.folder / "drafter"

@@ -1,5 +1,5 @@
-"""The folder of a run: what it is, how long it has taken, its answers and its last checkpoint. All that a run needs to go on
-after a kill stands in OUT/work; every file is published by renaming, so that a kill leaves the old one or the new one."""
+"""The folder of a run: its settings, the time so far, its answers and its last checkpoint. A killed run goes on from OUT/work;
+every file is published by renaming: a kill leaves the old one or the new one."""
 
 import dataclasses
 import json

@@ -1,1 +1,1 @@
-"""Recorded samples, and what may be concluded from them. Pure functions; no GPU."""
+"""Recorded samples, and the conclusions from them. Pure functions; no GPU."""

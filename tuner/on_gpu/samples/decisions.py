@@ -1,4 +1,4 @@
-"""One decision a kernel: the schedule in place, the one proposed, its time alone and in the full model, and the outcome."""
+"""One decision per kernel: the schedule in place, the one proposed, its time alone and in the full model, and the outcome."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

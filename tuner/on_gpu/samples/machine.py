@@ -1,4 +1,4 @@
-"""The GPU that samples are taken on: what has to be the same for two samples to be compared."""
+"""The GPU that samples are taken on. Only samples of equal machines are compared."""
 
 import hashlib
 from dataclasses import dataclass

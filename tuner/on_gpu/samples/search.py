@@ -27,7 +27,7 @@ AT_ONCE = 8  # candidates claimed and timed in turns
 FIRST_ROUNDS, MORE_ROUNDS = 6, 18  # of every candidate; of those that aren't pruned
 ATTEMPTS = 4  # to open a storage
 STARTUP = 16  # trials before TPE has something to go by
-VARIANT, TOKEN = "variant", "token"  # of a trial: what it measures, and whose it is
+VARIANT, TOKEN = "variant", "token"  # of a trial: its variant, and its owner
 
 
 class Study:
@@ -84,7 +84,7 @@ class Study:
         return owners
 
     def _proposed(self, left: Sequence[str]) -> str:
-        """The variant nearest to what TPE proposes, of those that are left; any one at the start."""
+        """The remaining variant that is nearest to TPE's proposal; any one at the start."""
         wanted = self.sampler.sample_relative(self.study, self.optuna.trial.create_trial(value=0.0), self.space)
         if not wanted:
             return self.random.choice(left)

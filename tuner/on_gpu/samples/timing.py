@@ -1,4 +1,4 @@
-"""A timing is a distribution: batches of samples, which of them are dropped, and what may be claimed of a difference.
+"""A timing is a distribution: batches of samples, which of them are dropped, and the claims that a difference allows.
 
 A batch times several candidates in turns: each round takes one sample of each, in an order shuffled by the batch's seed. Drift
 is the same for all of a round, so two candidates are compared by the ratio of their times in the same round. Rounds in which
@@ -45,7 +45,7 @@ class State:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rounds of samples. phase: RACE, CONFIRM or calibrate; samples_us: by candidate, one a round; states: one a round;
+    """Rounds of samples. phase: RACE, CONFIRM or calibrate; samples_us: by candidate, one per round; states: one per round;
     process: which worker process took them, empty where that was not recorded."""
 
     phase: str

@@ -1,5 +1,5 @@
-"""Counting what an --on-gpu run should not do: compile, assemble, build launchers. From Python's audit of new processes and
-Triton's own listener, which see every call."""
+"""Counts the calls that an --on-gpu run should not make: compilations, assemblies, builds of launchers. Python's audit of
+new processes and Triton's own listener see every call."""
 
 import os
 import sys

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Chosen = tuple[tuple[str, Schedule], ...]  # schedules by kernel, in the decoder's order
 Tokens = dict[str, list[list[int]]]  # by mode, of each prompt
-Times = dict[str, list[tuple[float, float]]]  # by mode, (old, new) us a token
+Times = dict[str, list[tuple[float, float]]]  # by mode, (old, new) us per token
 PROMPT_LENGTHS = (17, 100, 250, 510, 1000, 2040)
 NEW_TOKENS = 48  # of each prompt in the token check
 TIMED_PROMPT, TIMED_TOKENS = 128, 96  # of one timed request
@@ -113,7 +113,7 @@ def tokens_task(task: ProbeTask) -> Answer[Tokens]:
 
 
 def time_task(task: ProbeTask) -> Answer[Times]:
-    """{mode: [(old, new) us a token]}, old and new in turns and in alternating order."""
+    """{mode: [(old, new) us per token]}, old and new in turns and in alternating order."""
     def work() -> Times:
         old, new = (decoder_of(task.bundle, task.loaded, schedules) for schedules in (task.old, task.new))
         return times_of(old, new, task.repeats)

@@ -1,5 +1,5 @@
-"""Work in a process that may die. What a candidate does to it is the candidate's own fault: an illegal access breaks the CUDA
-context for good, so the worker writes what happened and exits, and the next one starts afresh."""
+"""Work in a process that may die, by a candidate's fault alone. An illegal access breaks the CUDA context for good: the worker
+writes a record of it and exits, and the next one starts afresh."""
 
 import contextlib
 import os

@@ -54,7 +54,7 @@ class Bench:
 
 def _captured(launch: Callable[[int], None], launches: int) -> "torch.cuda.CUDAGraph":
     """A graph of launch(0), launch(1), ... Without torch.cuda.graph, which empties the allocator's cache each time; without
-    garbage collection, which could free what a capture may not touch."""
+    garbage collection, which could free memory that a capture may not touch."""
     import torch
 
     made = torch.cuda.CUDAGraph()
