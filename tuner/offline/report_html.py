@@ -9,34 +9,15 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
 from ...schedules.schedule import Schedule
 from ...shapes.model import KernelShape
 from ..page import render_page
+from .drawings import Cell, deciding_knobs, occupancy, query_of
 from .report import FACT_FIELDS, Report, Toolchains, Variant, describe_schedule, rejection_counts
 
 KNOB_COLUMNS = ("BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "split_k")  # the other knobs share one column
 PLAIN_FIELDS = ("id", "kernel", "target", "verdict", "stage", "kernel_digest", "artefact", "compile_ms", *FACT_FIELDS)
-SHADES = 4
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A count in a summary table. query: the filter that a click sets, in the form of the page's URL hash."""
-
-    count: int
-    total: int
-    query: str
-
-    @property
-    def shade(self) -> int:
-        """0 where none is accepted, then 1 to SHADES by the share that is."""
-        return 1 + min(SHADES - 1, SHADES * self.count // self.total) if self.count else 0
-
-    @property
-    def percent(self) -> int:
-        return round(100 * self.count / self.total) if self.total else 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +37,7 @@ def render_report(report: Report) -> str:
                ("verdict", "all verdicts", ["accepted", "rejected"]), ("reason", "all reasons", [row.name for row in rejected])]
     return render_page(
         "report.html", _payload(variants), ["table.css", "report.css"], ["table.js", "report.js"], report=report, filters=filters,
+        knobs=deciding_knobs(variants), scatter=occupancy(variants),
         accepted=_accepted(variants, targets), rejected=rejected, toolchain=_toolchain(report.toolchain, targets))
 
 
@@ -63,7 +45,7 @@ def _accepted(variants: Sequence[Variant], targets: Sequence[str]) -> list[Row]:
     """Accepted of all, by kernel and target; the last row is the sum."""
     def cell(kernel: str, target: str) -> Cell:
         mine = [v.accepted for v in variants if kernel in ("", v.kernel) and target in ("", v.target)]
-        return Cell(sum(mine), len(mine), _query(kernel=kernel, target=target))
+        return Cell(sum(mine), len(mine), query_of(kernel=kernel, target=target))
 
     names = [*dict.fromkeys(v.kernel for v in variants), ""]
     return [Row(name, tuple(cell(name, t) for t in targets), cell(name, "")) for name in names]
@@ -73,13 +55,9 @@ def _rejected(variants: Sequence[Variant], targets: Sequence[str]) -> list[Row]:
     """Rejected, by reason and target, the most frequent reason first."""
     counts = {t: rejection_counts([v for v in variants if v.target == t]) for t in targets}
     whole = rejection_counts(variants)
-    return [Row(code, tuple(Cell(counts[t][code], whole.total(), _query(reason=code, target=t)) for t in targets),
-                Cell(n, whole.total(), _query(reason=code)))
+    return [Row(code, tuple(Cell(counts[t][code], whole.total(), query_of(reason=code, target=t)) for t in targets),
+                Cell(n, whole.total(), query_of(reason=code)))
             for code, n in sorted(whole.items(), key=lambda item: (-item[1], item[0]))]
-
-
-def _query(**filters: str) -> str:
-    return urlencode({name: value for name, value in filters.items() if value})
 
 
 def _toolchain(made: Toolchains, targets: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from pages import Opened, OpenPage
-from tune_kernels.tuner.offline.report import report_from
+from tune_kernels.schedules.schedule import LinearSchedule
+from tune_kernels.tuner.offline.report import Report, report_from
 from tune_kernels.tuner.offline.report_html import render_report as render
 from tune_kernels.tuner.page import TEMPLATES
 
@@ -26,9 +28,7 @@ def variant(number: int, kernel: str = "qkv", target: str = "sm_103", reasons: t
     facts = {"registers": 32, "spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0, "shared_bytes": 30736,
              "tmem_columns": 32, "blocks_per_sm": 7, "cubin_sha256": f"{number:064x}", "instructions": ["UTCQMMA"],
              "artefact": f"{number:032x}"}
-    schedule = {"BLOCK_N": 64, "BLOCK_K": 128, "num_stages": 3, "num_warps": 4, "split_k": 1,
-                "orientation": "weights_as_m", "row_tile": 16, "blocks_per_sm": 0, "load": "pointer", "pdl": False,
-                "preload": False, "maxnreg": None}
+    schedule = asdict(LinearSchedule(64, 128, 3, 4))
     schedule |= changes.pop("schedule", {})
     return {"id": f"{number:012x}", "kernel": kernel, "kernel_digest": "a0608c64480ac2a8", "target": target,
             "shape": {"N": 4608, "K": 3584, "bias": True, "dtype": "e4m3", "terms": 2, "swiglu": False}, "schedule": schedule,
@@ -82,7 +82,11 @@ class OpenedReport(Opened):
 
 def render_report(report: dict[str, Any]) -> str:
     """The page of a report, from the value of its file."""
-    return render(report_from(json.loads(json.dumps(report)), "report.json"))
+    return render(read(report))
+
+
+def read(report: dict[str, Any]) -> Report:
+    return report_from(json.loads(json.dumps(report)), "report.json")
 
 
 Open = Callable[..., OpenedReport]
@@ -269,13 +273,16 @@ def test_a_link_that_makes_no_sense_shows_everything(open_report: Open, fragment
     assert opened.said == []
 
 
-def test_hostile_text_stays_text(open_report: Open) -> None:
-    bad = variant(1, kernel=HOSTILE, reasons=(reason("register_spill", HOSTILE, HOSTILE),), warnings=[HOSTILE],
-                  lines=[HOSTILE, "</SCRIPT ><svg onload=window.broken=3>"], schedule={"load": HOSTILE})
-    opened = open_report(report_of([bad, variant(2)], model=HOSTILE, space=HOSTILE))
+def test_hostile_text_stays_text(open_page: OpenPage) -> None:
+    """Of names too, which the reader would refuse."""
+    bad = variant(1, reasons=(reason("register_spill", HOSTILE, HOSTILE),), warnings=[HOSTILE],
+                  lines=[HOSTILE, "</SCRIPT ><svg onload=window.broken=3>"])
+    whole = read(report_of([bad, variant(2)], model=HOSTILE, space=HOSTILE))
+    first = replace(whole.variants[0], kernel=HOSTILE, schedule=LinearSchedule(64, 128, 3, 4, load=HOSTILE))
+    opened = OpenedReport(**vars(open_page(render(replace(whole, variants=(first, whole.variants[1]))))))
     opened.page.locator("tr.variant").first.click()
     assert opened.page.evaluate("window.broken") is None
-    assert opened.page.locator("img, body svg:not(.bar), [onerror]").count() == 0
+    assert opened.page.locator("img, body svg:not(.bar, .scatter svg), [onerror]").count() == 0
     assert opened.page.locator("script").count() == 2
     assert opened.page.locator("h1").text_content() == HOSTILE
     assert opened.page.locator("tr.detail pre span").first.text_content() == HOSTILE
@@ -293,11 +300,9 @@ def test_the_policy_stops_other_scripts(open_report: Open) -> None:
 
 def test_25_000_variants(open_report: Open) -> None:
     kernels = ("qkv", "o", "gate_up", "down")
-    many = [variant(n, kernel=kernels[n % 4], target=TARGETS[n % 2], registers=(n * 7919) % 25_000,
-                    reasons=(reason("wrong_instruction", "expected UTCQMMA, found HMMA", DOT),) if n % 5 == 0 else ())
-            for n in range(25_000)]
-    for v in many:
-        v["instructions"] = v["instructions"] or ["HMMA"]
+    fallback = (reason("wrong_instruction", "expected UTCQMMA, found HMMA", DOT),)
+    many = [variant(n, kernel=kernels[n % 4], target=TARGETS[n % 2],
+                    **({"registers": (n * 7919) % 25_000} if n % 5 else {"reasons": fallback})) for n in range(25_000)]
     opened = open_report(report_of(many))
     assert opened.count() == "25,000 of 25,000 variants"
     assert len(opened.ids()) == 100
@@ -364,3 +369,34 @@ def test_sources_that_stand_in_the_page_do_not_end_their_element() -> None:
     assert len(sources) >= 3
     for path in sources:
         assert "</" not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_the_knob_that_decides_leads_to_its_variants(open_report: Open) -> None:
+    """By value: accepted of all. row_tile decides; BLOCK_N, whose values fare alike, isn't shown."""
+    wrong = reason("wrong_instruction", "expected UTCQMMA, found HMMA", DOT)
+    opened = open_report(report_of([
+        variant(n, schedule={"row_tile": tile, "BLOCK_N": width}, reasons=(wrong,) if tile == 8 else ())
+        for n, (tile, width) in enumerate([(8, 64), (8, 128), (16, 64), (16, 128)], 1)]))
+    rows = opened.page.locator(".knobs tbody tr")
+    assert [" ".join(text.split()) for text in rows.all_inner_texts()] == ["qkv row_tile 8 0% 16 100% 100"]
+    rows.locator("a", has_text="8 0%").click()
+    assert opened.ids() == [1, 2]
+
+
+def test_registers_are_drawn_against_occupancy(open_report: Open) -> None:
+    """One dot for equal artefacts of a kernel; more registers to the right, more blocks further up."""
+    opened = open_report(report_of([variant(1, registers=32, blocks_per_sm=8), variant(2, registers=32, blocks_per_sm=8),
+                                    variant(3, registers=255, blocks_per_sm=1, reasons=(reason("register_spill"),))]))
+    dots = opened.page.eval_on_selector_all(".scatter circle", "dots => dots.map(d => [+d.getAttribute('cx'), "
+                                            "+d.getAttribute('cy'), d.getAttribute('class'), d.textContent])")
+    (x, y, verdict, text), (x_spilled, y_spilled, spilled, _) = dots
+    assert (verdict, spilled) == ("accepted", "rejected")
+    assert text == "qkv: 32 registers, 8 blocks an SM, 2 accepted"
+    assert x < x_spilled and y < y_spilled
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_but_the_table_is_wider_than_the_window(open_report: Open, width: int) -> None:
+    opened = open_report(small_report())
+    opened.page.set_viewport_size({"width": width, "height": 900})
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
