@@ -26,7 +26,7 @@ def test_help_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("command", ["generate", "verify", "bench", "roofline"])
+@pytest.mark.parametrize("command", ["generate", "verify", "bench", "roofline", "train-drafter"])
 def test_every_command_has_help_and_json(command: str, runner: CliRunner) -> None:
     result = runner.invoke(main, [command, "--help"])
     assert result.exit_code == 0

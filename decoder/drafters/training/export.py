@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,7 +36,7 @@ def write_drafter(folder: Path, network: DrafterNetwork, layers: tuple[int, ...]
     save_file(kept | vocabulary_maps(network.ids.cpu(), network.shape.vocab_size), folder / WEIGHTS)
 
 
-def config_of(shape: ModelShape, layers: tuple[int, ...], storage: str) -> dict[str, Any]:
+def config_of(shape: ModelShape, layers: tuple[int, ...], storage: str) -> dict[str, object]:
     """The published keys."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": shape.hidden_size,

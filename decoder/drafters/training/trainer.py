@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -161,7 +160,7 @@ class Trainer:
         path = self.work.folder / STATE
         if not path.is_file():
             return False
-        state: dict[str, Any] = torch.load(path, map_location=self.target.device, weights_only=True)
+        state = torch.load(path, map_location=self.target.device, weights_only=True)
         self.network.load_state_dict(state["network"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.total = state["step"], state["total"]
