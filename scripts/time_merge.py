@@ -4,18 +4,16 @@
     python scripts/time_merge.py [--model qwen2.5-7b] [--out FILE.json]
 
 The old kernel merges 512 partials of a head at once, which spills; its tiled form takes 32 dimensions at a time. Both merge
-chunks of 256 keys, at most 512 of them. The recipe's kernel merges its own chunks. The old kernel exists only here, and is
+chunks of 256 keys, at most 512 of them. The recipe's kernel merges its own chunks. The old kernel is in kernels/findings.py, and is
 compiled here. Prints a line per measurement, then one JSON line.
 """
 
-# mypy: disallow-untyped-defs=False
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import triton
-import triton.language as tl
 from common import parser, publish, run
+from tune_kernels.kernels.findings import one_block_merge_kernel
 from tune_kernels.kernels.registry import default_schedule
 from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.schedules.schedule import MergeSchedule
@@ -42,23 +40,6 @@ class Old:
     num_warps: int = 4
 
 
-@triton.jit
-def old_merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-                     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    offs_d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
-    offs_c = tl.arange(0, SPLITS)
-    there = offs_c < (tl.load(length_ptr) + row) // chunk + 1
-    base = (offs_c * ROWS + row) * NUM_HEADS + head
-    m_c = tl.load(m_ptr + base, mask=there, other=float("-inf"))
-    l_c = tl.load(l_ptr + base, mask=there, other=0.0)
-    acc_c = tl.load(acc_ptr + base[:, None].to(tl.int64) * HEAD_DIM + offs_d[None, :], mask=there[:, None], other=0.0)
-    weights = tl.exp2(m_c - tl.max(m_c, 0))
-    o = tl.sum(acc_c * weights[:, None], 0) / tl.sum(l_c * weights, 0)
-    tl.store(o_ptr + (row * NUM_HEADS + head) * HEAD_DIM + offs_d, o.to(o_ptr.dtype.element_ty))
-
-
 class Merges(MergeCase):
     """The old kernel over chunks of OLD_CHUNK keys, and today's over the recipe's."""
 
@@ -75,7 +56,7 @@ class Merges(MergeCase):
         acc, rows = self.acc[copy], CLASS_ROWS[-1]
         heads, head_dim = acc.shape[2:]
         o = torch.empty((rows, heads, head_dim), dtype=torch.bfloat16, device=acc.device)
-        old_merge_kernel[rows, heads, head_dim // schedule.BLOCK_D](
+        one_block_merge_kernel[rows, heads, head_dim // schedule.BLOCK_D](
             acc, self.m, self.l, self.lengths[0], o, self.chunk, heads, head_dim, acc.shape[1], schedule.BLOCK_D,
             schedule.SPLITS, num_warps=schedule.num_warps)
 
@@ -85,8 +66,7 @@ def main() -> int:
     options.add_argument("--model", default="qwen2.5-7b", help="a model's shape")
     given = options.parse_args()
     target, recipe = sku_of(gpu_state.this_machine()), load_recipe("fp8-v1")
-    shape = load_model_shape(given.model).kernel_shapes()["merge"]
-    assert isinstance(shape, MergeShape)
+    shape = load_model_shape(given.model).merge_shape
     candidates: dict[str, Old | MergeSchedule] = {"old": Old(shape.head_dim), "tiled": Old(32),
                                   "recipe": default_schedule(recipe, "merge", target.arch)}
     rows = []
