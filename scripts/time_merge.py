@@ -4,8 +4,8 @@
     python scripts/time_merge.py [--model qwen2.5-7b] [--out FILE.json]
 
 The old kernel merges 512 partials of a head at once, which spills; its tiled form takes 32 dimensions at a time. Both merge
-chunks of 256 keys, at most 512 of them. The recipe's kernel merges its own chunks. The old kernel is in kernels/findings.py, and is
-compiled here. Prints a line per measurement, then one JSON line.
+chunks of 256 keys, at most 512 of them. The recipe's kernel merges its own chunks. The old kernel is in kernels/findings.py and
+is compiled here. Prints a line per measurement, then one JSON line.
 """
 
 from dataclasses import dataclass, replace
