@@ -4,8 +4,8 @@ Token ids go in, hidden rows come out; the engine never sees a weight. A backend
 schedules, and must be row-invariant on its own. `torch` is the reference and runs anywhere.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ..schedules.promoted import PromotedSchedule
@@ -42,6 +42,33 @@ class Step:
 
     def last(self) -> "Step":
         return Step(self.final[-1:], self.feature[-1:])
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kind of kernel in one pass. time_us: on its own; adds_us: the pass's time less the pass without it; share: of time_us
+    in the pass's time; ceiling_share: of the measured read ceiling."""
+
+    kind: str
+    launches: int
+    time_us: float
+    adds_us: float
+    share: float
+    read_bytes: int
+    bandwidth_tb_s: float
+    ceiling_share: float
+
+
+@dataclass(frozen=True)
+class PassProfile:
+    """rows: the kernels of a pass by its number of rows; tokens: in the cache before it."""
+
+    read_ceiling_tb_s: float
+    tokens: int
+    rows: dict[int, list[KernelTime]]
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -140,6 +167,9 @@ class Model(Protocol):
 
     def project(self, index: int, kernel: str, x: "torch.Tensor") -> "torch.Tensor":
         """One projection of one layer (qkv, o, gate_up, down) on rows x, for the reference check: [rows, N]."""
+
+    def pass_profile(self, cache: "Cache", rows: Sequence[int]) -> PassProfile | None:
+        """Where the time of passes of so many rows goes, half way into the cache; None where the backend can't tell."""
 
     def sibling(self, checkpoint: "Checkpoint", device: "torch.device", options: Options) -> "Model":
         """Another checkpoint on the same backend under the same recipe: a small model that drafts for this one."""

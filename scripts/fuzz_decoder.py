@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Compares random requests with AR: a tiny random model, over modes, widths, drafters, stops, delays, sampling and reuse.
+"""Compares random requests with AR: a tiny random model, over modes, widths, drafters, drafters
+that fail or return rubbish, stops, delays, sampling, reuse, streams left early and requests beside a stream.
 
     python scripts/fuzz_decoder.py [--requests 10000] [--recipe fp32] [--out FILE.json]
 
@@ -11,24 +12,39 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from common import parser, publish, run
-from tune_kernels.decoder import Decoder
+from common import ROOT, parser, publish, run
+from tune_kernels.decoder import Decoder, Result, Stream
 from tune_kernels.decoder.checks.agreement import Delayed
 from tune_kernels.decoder.drafter import Drafter
 from tune_kernels.decoder.drafters.ngram import NGramDrafter
 from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
+from tune_kernels.decoder.errors import RequestError
 from tune_kernels.decoder.loading import default_backend, torch_device
+from tune_kernels.decoder.request.request import RequestOptions
 from tune_kernels.schedules.recipe import Recipe, load_recipe
 from tune_kernels.shapes.model import ModelShape
+
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from bad_drafters import Rubbish  # type: ignore[import-not-found]
 
 SHAPE = ModelShape("fuzz", "llama", 32, 48, 2, 2, 1, 16, 61, 10000.0, 1e-5, False, False, 512, "fuzz_decoder")
 CHUNK = 16  # keys a chunk on `torch`, so that short prompts cross chunks
 DELAY_S = 0.0005  # of the longest delay; a round of the tiny model takes about ten times that
+
+
+class Digits:
+    """Stands for a tokenizer, so that ids stream as text."""
+
+    size, special_ids = 61, dict[str, int]()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(f"{i} " for i in ids)
 
 
 class Fuzz:
@@ -39,29 +55,29 @@ class Fuzz:
         self.random = random.Random(seed)
         chosen, shape = fitting(load_recipe(recipe), options.get("backend"))
         self.chunk, self.capacity = chosen.kv_chunk, 6 * chosen.kv_chunk
+        options = {**options, "capacity": self.capacity, "allow_untuned": True}
 
         def load(number: int) -> Decoder:
-            return Decoder.load(f"random:{number}", model=shape, recipe=chosen, capacity=self.capacity, allow_untuned=True,
-                                **options)
+            return Decoder.load(f"random:{number}", shape, chosen, **options)
 
         self.used, self.clean, other = load(seed), load(seed), load(seed + 1)
         self.drafters: dict[str, Drafter] = {
             "ngram": NGramDrafter(), "itself": SmallModelDrafter(self.used.model, self.capacity),
             "another model": SmallModelDrafter(other.model, self.capacity)}
 
-    def request(self) -> tuple[list[int], dict[str, Any]]:
+    def request(self) -> tuple[list[int], RequestOptions]:
         """A prompt and the options that both modes share."""
         draw = self.random
         pool = draw.choice([61, 61, 7])  # few ids repeat themselves, which feeds the n-gram drafter
         chunk = self.chunk
         lengths = [1, 2, 5, chunk - 2, chunk - 1, chunk, chunk + 1, 2 * chunk - 1, 2 * chunk, 2 * chunk + 1, 3 * chunk + 2]
         prompt = [draw.randrange(pool) for _ in range(draw.choice(lengths))]
-        options: dict[str, Any] = {"max_new_tokens": draw.randint(1, min(24, self.capacity - len(prompt) + 1))}
+        options: RequestOptions = {"max_new_tokens": draw.randint(1, min(24, self.capacity - len(prompt) + 1))}
         if draw.random() < 0.4:
             options["stop_token_ids"] = [draw.randrange(61) for _ in range(draw.randint(1, 6))]
         if draw.random() < 0.25:
-            options |= {"temperature": draw.choice([0.5, 1.0, 2.0]), "top_p": draw.choice([1.0, 0.9]),
-                        "seed": draw.randrange(10**6)}
+            options["temperature"], options["top_p"] = draw.choice([0.5, 1.0, 2.0]), draw.choice([1.0, 0.9])
+            options["seed"] = draw.randrange(10**6)
         if draw.random() < 0.1:
             options["logprobs"] = 1
         return prompt, options
@@ -77,6 +93,8 @@ class Fuzz:
             chosen = self.drafters[name]
         if draw.random() < 0.15:
             return f"{name}, late", Delayed(chosen, draw.random() * DELAY_S)
+        if draw.random() < 0.25:
+            return f"{name}, rubbish", Rubbish(chosen, random.Random(draw.random()), draw.choice([0.1, 0.5, 1.0]))
         return name, chosen
 
     def one(self) -> tuple[str, str]:
@@ -90,13 +108,51 @@ class Fuzz:
         name, self.used.drafter = ("none", None) if mode == "ar" else self.drafter(reference)
         if draw.random() < 0.2:
             self.used.cache.buffer.fill_(torch.nan)
-        result = self.used.generate(prompt, mode, draft_length=draw.randint(1, 9), branches=draw.randint(1, 6), **options)
-        what = f"{mode}, drafter {name}"
+        shared: RequestOptions = {**options, "draft_length": draw.randint(1, 9), "branches": draw.randint(1, 6)}
+        kind = f"{mode}, drafter {name}"
+        if draw.random() < 0.1:
+            self.leave(prompt, mode, shared)
+            kind += ", after a stream left early"
+        result, refusal = self.serve(prompt, mode, shared)
         for field in ("token_ids", "finish_reason", "logprobs"):
             found, right = getattr(result, field), getattr(expected, field)
             if found != right:
-                return what, f"{field}: {found} and AR {right}, prompt {prompt}, options {options}"
-        return what, ""
+                return kind, f"{field}: {found} and AR {right}, prompt {prompt}, options {options}"
+        return kind, refusal
+
+    def serve(self, prompt: list[int], mode: str, options: RequestOptions) -> tuple[Result, str]:
+        """The request, whole or as a stream beside which another one is asked for: (its result, any fault of the other)."""
+        if self.random.random() < 0.7:
+            return self.used.generate(prompt, mode, **options), ""
+        stream, refusal = self.open(prompt, mode, options), ""
+        for number, _ in enumerate(stream):
+            if number == 0 and not stream.closed and not self.refused(prompt):
+                refusal = "a second request was served beside the first"
+        return stream.result, refusal
+
+    def open(self, prompt: list[int], mode: str, options: RequestOptions) -> Stream:
+        """A stream of ids as digits."""
+        self.used.tokenizer = Digits()
+        try:
+            return self.used.stream(prompt, mode, **options)
+        finally:
+            self.used.tokenizer = None
+
+    def leave(self, prompt: list[int], mode: str, options: RequestOptions) -> None:
+        """A stream that is closed or dropped, before or after its first pieces."""
+        stream = self.open(prompt[::-1], mode, options)
+        for _ in range(self.random.randint(0, 3)):
+            next(stream, "")
+        if self.random.random() < 0.5:
+            stream.close()
+
+    def refused(self, prompt: list[int]) -> bool:
+        """Whether a request beside another one is refused."""
+        try:
+            self.used.generate(prompt, "ar", max_new_tokens=2)
+        except RequestError as e:
+            return "another request" in e.found
+        return False
 
 
 def fitting(recipe: Recipe, backend: str | None) -> tuple[Recipe, ModelShape]:

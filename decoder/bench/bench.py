@@ -14,10 +14,12 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
-from ...shapes.fields import Table
+from ..checks.check import Countdown
+from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
 from ..engine import Decoder
 from ..errors import RequestError
@@ -90,30 +92,45 @@ def scripted_hits(rate: float) -> list[bool]:
     return [bool(hit) for hit in scripted_pattern(1 + rate)]
 
 
-def run_all(decoder: Decoder, prompts: list[dict[str, str]], repeats: int, chosen: list[Config], max_new_tokens: int,
-            tau: float | None, branches: int, progress: Callable[[str], None], naive: Naive | None = None) -> Iterator[Run]:
-    """Every run, interleaved; those that warm up have a negative repeat."""
-    own = decoder.drafter
-    for repeat in range(-decoder.model.warm_up_repeats, repeats):
-        for prompt in prompts:
+@dataclass(frozen=True)
+class BenchPlan:
+    """prompts: name, kind and text; tau: of a script in the drafter's place, or None; branches: of SSD."""
+
+    prompts: list[dict[str, str]]
+    repeats: int
+    configs: list[Config]
+    max_new_tokens: int
+    tau: float | None
+    branches: int
+
+
+def run_all(decoder: Decoder, plan: BenchPlan, progress: Callable[[str], None], naive: Naive | None = None) -> Iterator[Run]:
+    """Every run, interleaved; those that warm up have a negative repeat. progress: told each run, how many there are and the time
+    left."""
+    own, warm_up = decoder.drafter, decoder.model.warm_up_repeats
+    per_prompt = len(plan.configs) * ((warm_up + plan.repeats) + (min(warm_up, 1) + plan.repeats if naive else 0))
+    countdown = Countdown(per_prompt * len(plan.prompts))
+    for repeat in range(-warm_up, plan.repeats):
+        for prompt in plan.prompts:
             ids = prompt_ids(decoder, prompt["text"])
             ar: Result | None = None
-            for config in chosen:
-                progress(f"{which_repeat(repeat, repeats)}: {prompt['name']}, {config.label}")
-                if tau is not None and ar is not None:
-                    decoder.drafter = ScriptedDrafter([*ids, *ar.token_ids], scripted_pattern(tau),
-                                                      decoder.model.vocab_limit, inner=own)
-                result = decoder.generate(ids, config.mode, max_new_tokens=max_new_tokens, branches=branches,
-                                          draft_length=config.draft_length or 1)
-                ar = ar or result
-                yield Run(config, prompt["name"], prompt["kind"], repeat, result.stats, result.token_ids == ar.token_ids)
-            decoder.drafter = own
-            if naive is not None and ar is not None and repeat >= -1:
-                for config in naive_configs(chosen):
-                    progress(f"{which_repeat(repeat, repeats)}: {prompt['name']}, {config.label}")
-                    mode = config.mode.removeprefix(NAIVE)
-                    tokens, stats = naive.run(mode, ids, len(ar.token_ids), config.draft_length)
-                    yield Run(config, prompt["name"], prompt["kind"], repeat, stats, tokens == ar.token_ids)
+            for config in [*plan.configs, *(naive_configs(plan.configs) if naive and repeat >= -1 else ())]:
+                if config.is_naive and naive and ar:
+                    tokens, stats = naive.run(config.mode.removeprefix(NAIVE), ids, len(ar.token_ids), config.draft_length)
+                else:
+                    decoder.drafter = replaying(decoder, own, [*ids, *ar.token_ids], plan.tau) if ar else own
+                    result = decoder.generate(ids, config.mode, max_new_tokens=plan.max_new_tokens, branches=plan.branches,
+                                              draft_length=config.draft_length or 1)
+                    tokens, stats, ar = result.token_ids, result.stats, ar or result
+                    decoder.drafter = own
+                run = Run(config, prompt["name"], prompt["kind"], repeat, stats, bool(ar) and tokens == ar.token_ids)
+                progress(f"{which_repeat(repeat, plan.repeats)}: {run.prompt}, {config.label} ({countdown.step()})")
+                yield run
+
+
+def replaying(decoder: Decoder, own: Drafter | None, sequence: list[int], tau: float | None) -> Drafter | None:
+    """The decoder's drafter, overruled by a script of `tau` tokens per round where one is asked for."""
+    return own if tau is None else ScriptedDrafter(sequence, scripted_pattern(tau), decoder.model.vocab_limit, inner=own)
 
 
 def which_repeat(repeat: int, repeats: int) -> str:
@@ -134,24 +151,59 @@ def naive_configs(chosen: list[Config]) -> list[Config]:
 def prompt_ids(decoder: Decoder, text: str) -> list[int]:
     """Under the chat template where there is one; without a tokenizer, the text's bytes as ids."""
     if decoder.tokenizer is None:
-        return [byte % decoder.model.shape.vocab_size for byte in text.encode()]
+        return [byte % decoder.model.vocab_limit for byte in text.encode()]
     if decoder.tokenizer.has_chat_template:
         return decoder.tokenizer.encode_chat([{"role": "user", "content": text}])
     return decoder.tokenizer.encode(text)
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """The runs whose tokens weren't AR's, those of the warm-up included."""
+    """The runs whose tokens weren't AR's, warming up or not."""
     return [f"{run.prompt}, {run.config.label}" + (", warming up" if run.repeat < 0 else "") for run in runs
             if not (run.same_as_ar or run.config.is_naive)]
 
 
-def summary(runs: list[Run], kind: str | None = None) -> list[Table]:
+class Times(TypedDict):
+    """t_v and t_d of `roofline`, in milliseconds: a verification, and a drafted token; t_sync: the wait per round; t_o: the
+    rest."""
+
+    t_v_ms: float
+    t_d_ms: float
+    t_sync_ms: float
+    t_o_ms: float
+
+
+class Row(Times):
+    """Of one configuration over the prompts of one kind: medians of per-request figures; tau and acceptance pooled."""
+
+    config: str
+    mode: str
+    draft_length: int
+    kind: str
+    requests: int
+    same_as_ar: int
+    tokens_per_s: float
+    tokens_per_s_with_prefill: float
+    over_ar: float
+    tokens_per_round: float
+    acceptance: float
+    hit_rate: float
+
+
+class Window(TypedDict):
+    """Tokens first..last of a long request, and milliseconds per token."""
+
+    first: int
+    last: int
+    ms_a_token: float
+
+
+def summary(runs: list[Run], kind: str | None = None) -> list[Row]:
     """One row per configuration, over the prompts of one kind or all: medians of per-request figures; tau and acceptance
     pooled. Runs that warm up don't count."""
     picked = [run for run in runs if kind in (None, run.kind) and run.repeat >= 0]
     base = {(r.prompt, r.repeat): r.stats for r in picked if r.config.mode == "ar"}
-    rows = []
+    rows: list[Row] = []
     for config in dict.fromkeys(run.config for run in picked):
         of = [run for run in picked if run.config == config]
         total = {name: sum(getattr(r.stats, name) for r in of) for name in
@@ -172,8 +224,8 @@ def summary(runs: list[Run], kind: str | None = None) -> list[Table]:
     return rows
 
 
-def times(runs: list[Run], config: Config) -> dict[str, float]:
-    """The times of `roofline`, in milliseconds: t_v per verification, t_d per drafted token, t_sync and t_o per round."""
+def times(runs: list[Run], config: Config) -> Times:
+    """Pooled over the runs."""
     rounds = sum(r.stats.rounds for r in runs) or 1
     drafted = sum(r.stats.drafted for r in runs)
     in_line = 1e3 * sum(r.stats.draft_s for r in runs)
@@ -184,7 +236,7 @@ def times(runs: list[Run], config: Config) -> dict[str, float]:
                                 for r in runs) / rounds}
 
 
-def long_run(decoder: Decoder, text: str, tokens: int) -> list[dict[str, float]]:
+def long_run(decoder: Decoder, text: str, tokens: int) -> list[Window]:
     """One AR request of `tokens` tokens, ends ignored: milliseconds a token in each window. Raises RequestError where the cache
     has no room."""
     stats = decoder.generate(prompt_ids(decoder, text), "ar", max_new_tokens=tokens, ignore_eos=True).stats

@@ -13,14 +13,14 @@ from ..checkpoint.weights import fingerprint
 from ..engine import Decoder
 from ..errors import RequestError
 from .agreement import Agreement
-from .check import CheckResult, run_checks
+from .check import CheckResult, Countdown, run_checks
 from .evidence import Evidence
 from .quality import load_task, measure_text, task_check, text_checks
 from .reference import compare_with_reference, reference_model
 from .upgrade import require_evidence, require_promoted
 
 AGREEMENT_PROMPT = 24  # tokens of the text that the agreement checks begin with
-Report = Callable[[CheckResult], None]
+Report = Callable[[CheckResult, str], None]  # a result, and where the run stands, such as " (12 of 233, 40 s left)"
 
 
 @dataclass(frozen=True)
@@ -63,26 +63,27 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
                         in_use=require_promoted(decoder.model.notes) if plan.promote else ())
     linear = decoder.recipe.precision.linear
 
-    def take(results: Iterator[CheckResult]) -> None:
+    def keep(results: Iterator[CheckResult], countdown: Countdown | None = None) -> None:
         for result in results:
             evidence.results.append(result)
-            report(result)
+            report(result, f" ({countdown.step()})" if countdown else "")
 
     if "agreement" in plan.kinds:
         agreement = Agreement(decoder, ids[:AGREEMENT_PROMPT])
-        take(run_checks("agreement", agreement.checks()))
+        checks = list(agreement.checks())
+        keep(run_checks("agreement", iter(checks)), Countdown(len(checks)))
         evidence.prompts = len(agreement.prompts)
         evidence.tokens_compared = agreement.tokens_compared
         evidence.tokens_hash = hashlib.sha256(json.dumps(agreement.emitted).encode()).hexdigest()
     if "reference" in plan.kinds:
         progress("loading Hugging Face's model")
-        take(compare_with_reference(decoder, reference_model(checkpoint, linear), ids[:plan.context], linear))
+        keep(compare_with_reference(decoder, reference_model(checkpoint, linear), ids[:plan.context], linear))
     del checkpoint
     if "quality" in plan.kinds:
         if decoder.tokenizer is None:
             evidence.not_run.append("quality: random weights have no tokenizer and nothing to be good at")
         else:
-            take(quality(decoder, plan, ids, linear, progress))
+            keep(quality(decoder, plan, ids, linear, progress))
     return evidence
 
 
@@ -100,7 +101,7 @@ def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
     except (OSError, ValueError) as e:
         raise RequestError(f"{plan.text}: {e}", expected="a text file", action="name one with --text") from None
     if decoder.tokenizer is None:
-        size = decoder.model.shape.vocab_size
+        size = decoder.model.vocab_limit
         return [(i * 7919 + byte * 104729) % size for i, byte in enumerate(text.encode()[:plan.context])]
     return decoder.tokenizer.encode(text)
 
@@ -110,7 +111,8 @@ def quality(decoder: Decoder, plan: Plan, ids: list[int], linear: str,
     """The quality checks against an fp32 decoder of the same weights."""
     fp32 = decoder if linear == "fp32" else load_decoder(replace(plan, backend="torch"), "fp32", None)
     part = ids[:plan.text_tokens]
-    tally = measure_text(decoder, fp32, part, lambda done: progress(f"quality text: {done} of {len(part) - 1} tokens"))
+    countdown = Countdown(len(part) - 1)
+    tally = measure_text(decoder, fp32, part, lambda done: progress(f"quality text, tokens: {countdown.step(done)}"))
     yield from text_checks(tally, linear)
     progress("task")
     yield task_check(decoder, fp32, load_task(plan.task), linear)

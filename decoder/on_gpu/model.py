@@ -5,7 +5,7 @@
 all decoders, whose result doesn't depend on how a prompt is cut.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
@@ -13,7 +13,7 @@ import triton
 from ...kernels.prefill import WIDE
 from ...schedules.recipe import Recipe
 from ...shapes.model import ModelShape
-from ..backend import BackendNotes, DraftWeights, Hidden, RequestState, RoundPlan
+from ..backend import BackendNotes, DraftWeights, Hidden, PassProfile, RequestState, RoundPlan
 from ..checkpoint.loader import Checkpoint
 from ..checkpoint.weights import Tensors
 from ..errors import LoadError, RequestError
@@ -25,6 +25,7 @@ from .eagle3 import TritonEagle3Model
 from .graphs import WARM_UP, on
 from .layer import Prefill, launch_all
 from .network import DeviceNetwork, low_precision
+from .profile import pass_profile
 from .rounds import DeviceRounds
 
 PREFILL_ROWS = 2048  # rows of one pass over a prompt; the bits don't depend on it
@@ -125,6 +126,11 @@ class TritonModel(DeviceNetwork):
                 answered = self.scratch.best[:len(part)].amax(-1) < torch.inf
                 found += torch.where(answered, tokens, -1).tolist()
         return found
+
+    def pass_profile(self, cache: Cache, rows: Sequence[int]) -> PassProfile:
+        """See backend.Model."""
+        assert isinstance(cache, DeviceCache)
+        return pass_profile(self, cache, rows)
 
     def sibling(self, checkpoint: Checkpoint, device: torch.device, options: Options) -> "TritonModel":
         """See backend.Model.sibling."""

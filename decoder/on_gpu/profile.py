@@ -5,34 +5,20 @@ there, launches of different kinds overlap. What a kind adds to the pass is the 
 """
 
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 
 import torch
 
 from ...shapes.fields import Table
+from ..backend import KernelTime, PassProfile
 from .cache import DeviceCache, Pass
 from .graphs import on
 from .layer import Launched, launch_all
-from .model import TritonModel
+from .network import DeviceNetwork
 
 READ_BYTES = 4 << 30  # of the buffer that the read ceiling is measured on: L2 holds none of it
 REPLAYS, WARM_UP = 25, 3
-
-
-@dataclass(frozen=True)
-class KindRow:
-    """One kind of kernel in one pass. time_us: on its own; adds_us: what the pass takes longer for it; share: of time_us in the
-    pass's time; ceiling_share: of the measured read ceiling."""
-
-    kind: str
-    launches: int
-    time_us: float
-    adds_us: float
-    share: float
-    read_bytes: int
-    bandwidth_tb_s: float
-    ceiling_share: float
 
 
 def read_ceiling_tb_s(device: torch.device) -> float:
@@ -55,7 +41,7 @@ def median_us(run: Callable[[], object], replays: int = REPLAYS) -> float:
     return 1e3 * statistics.median(start.elapsed_time(end) for start, end in events)
 
 
-def graph_us(model: TritonModel, cache: DeviceCache, launches: Iterable[Launched]) -> float:
+def graph_us(model: DeviceNetwork, cache: DeviceCache, launches: Iterable[Launched]) -> float:
     """Time of these launches in a graph of their own."""
     held = list(launches)
     with model.lock, torch.inference_mode(), on(model.device):
@@ -63,7 +49,7 @@ def graph_us(model: TritonModel, cache: DeviceCache, launches: Iterable[Launched
         return median_us(cache.graphs.capture(lambda: launch_all(held)).replay)
 
 
-def pass_launches(model: TritonModel, cache: DeviceCache, rows: int, length: int) -> list[Launched]:
+def pass_launches(model: DeviceNetwork, cache: DeviceCache, rows: int, length: int) -> list[Launched]:
     """One decode pass of `rows` rows after `length` tokens, and the head."""
     model.inputs.upload([0] * rows, length)
     chunks = cache.chunks_for(length + rows)
@@ -71,12 +57,12 @@ def pass_launches(model: TritonModel, cache: DeviceCache, rows: int, length: int
     return [*launches, ("lm_head", lambda: model.launch_head(model.decode.space.final[:rows]))]
 
 
-def pass_us(model: TritonModel, cache: DeviceCache, rows: int, length: int) -> float:
+def pass_us(model: DeviceNetwork, cache: DeviceCache, rows: int, length: int) -> float:
     """Time of one pass, its launches overlapping as they do."""
     return graph_us(model, cache, pass_launches(model, cache, rows, length))
 
 
-def profile(model: TritonModel, cache: DeviceCache, rows: int, length: int, ceiling_tb_s: float) -> list[KindRow]:
+def profile(model: DeviceNetwork, cache: DeviceCache, rows: int, length: int, ceiling_tb_s: float) -> list[KernelTime]:
     """One row a kind, in the order of the pass."""
     launches = pass_launches(model, cache, rows, length)
     whole = graph_us(model, cache, launches)
@@ -87,12 +73,12 @@ def profile(model: TritonModel, cache: DeviceCache, rows: int, length: int, ceil
         time_us = graph_us(model, cache, own)
         without_us = graph_us(model, cache, [launched for launched in launches if launched[0] != kind])
         bandwidth = read.get(kind, 0) / time_us / 1e6
-        found.append(KindRow(kind, len(own), time_us, whole - without_us, time_us / whole, read.get(kind, 0), bandwidth,
+        found.append(KernelTime(kind, len(own), time_us, whole - without_us, time_us / whole, read.get(kind, 0), bandwidth,
                              bandwidth / ceiling_tb_s))
     return found
 
 
-def read_bytes(model: TritonModel, tokens: int) -> dict[str, int]:
+def read_bytes(model: DeviceNetwork, tokens: int) -> dict[str, int]:
     """Bytes that a pass must read, by kind: weights, and the keys and values of `tokens` tokens."""
     found = {kernel: sum(layer.linears[kernel].nbytes for layer in model.layers) for kernel in ("qkv", "o", "gate_up", "down")}
     shape = model.shape
@@ -101,5 +87,11 @@ def read_bytes(model: TritonModel, tokens: int) -> dict[str, int]:
     return found
 
 
-def to_dicts(rows: Iterable[KindRow]) -> list[Table]:
+def pass_profile(model: DeviceNetwork, cache: DeviceCache, rows: Sequence[int]) -> PassProfile:
+    """See backend.Model.pass_profile."""
+    ceiling, length = read_ceiling_tb_s(model.device), min(cache.capacity // 2, 512)
+    return PassProfile(ceiling, length, {n: profile(model, cache, n, length, ceiling) for n in rows})
+
+
+def to_dicts(rows: Iterable[KernelTime]) -> list[Table]:
     return [asdict(row) for row in rows]

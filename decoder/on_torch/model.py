@@ -3,6 +3,8 @@
 A row's bits don't depend on the rows beside it, so prefill is the decode path in more rows.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ...schedules.recipe import Recipe
@@ -88,6 +90,9 @@ class TorchModel:
     def draft_network(self, weights: DraftWeights, device: torch.device, options: Options) -> Eagle3Model:
         """See backend.Model. It has no schedules, so the options mean nothing to it."""
         return Eagle3Model(weights, self.recipe, device, self.vocab_limit)
+
+    def pass_profile(self, cache: Cache, rows: Sequence[int]) -> None:
+        """None: nothing is timed by kernel."""
 
     def sibling(self, checkpoint: Checkpoint, device: torch.device, options: Options) -> "TorchModel":
         """See backend.Model.sibling."""

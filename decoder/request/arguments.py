@@ -13,7 +13,10 @@ Refusal = type[DecoderError]
 
 def shown(value: object) -> str:
     """A value as an error shows it: short, with its type where it isn't a plain number or text."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # its own text fails; an int of thousands of digits
+        return f"an object of type {type(value).__name__}"
     text = text if len(text) <= 60 else text[:57] + "..."
     return text if isinstance(value, str | int | float | None) else f"{text} ({type(value).__name__})"
 
@@ -68,7 +71,7 @@ def token_ids(name: str, value: object, limit: int) -> list[int]:
     for item in elements(name, value, expected):
         token = as_id(item)
         if token is None or not 0 <= token < limit:
-            wrong = f"token id {token}" if token is not None else shown(item)
+            wrong = f"token id {shown(token)}" if token is not None else shown(item)
             raise RequestError(f"{wrong} in {name}", expected=expected)
         found.append(token)
     return found

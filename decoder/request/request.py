@@ -15,6 +15,7 @@ from .output import EndRules
 from .tokenizer import Tokenizer
 
 MODES = ("ar", "sd", "ssd")
+MOST_TOKENS = 2**31 - 1  # positions are int32
 COOLEST = 1e-6  # least temperature above 0: logits over it stay far from fp64's largest number
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -77,7 +78,7 @@ def checked(server: Server, prompt: Prompt, mode: str | None, options: RequestOp
         raise RequestError(f"unknown option {unknown[0]}", expected=f"one of {', '.join(RequestOptions.__annotations__)}")
     ids = prompt_ids(server, prompt)
     chosen = _mode(server, mode)
-    limit = whole("max_new_tokens", options.get("max_new_tokens", 128), 1)
+    limit = whole("max_new_tokens", options.get("max_new_tokens", 128), 1, MOST_TOKENS)
     _check_room(server, len(ids), limit)
     draft_length = _draft_length(server, chosen, options.get("draft_length", 4))
     branches = whole("branches", options.get("branches", 4), 1, server.recipe.row_tile, ", the rows of one draft pass")

@@ -94,6 +94,11 @@ class Stream:
         raise StopIteration
 
     @property
+    def closed(self) -> bool:
+        """Whether the request has ended, at its end or by `close`."""
+        return self._closed
+
+    @property
     def result(self) -> Result:
         """The whole result.
 

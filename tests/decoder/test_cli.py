@@ -1,6 +1,8 @@
 """The commands as a user meets them."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,8 +71,6 @@ def test_generate_on_random_weights_takes_ids(runner: CliRunner) -> None:
     (["roofline", "--recipe", "fp9"], "unknown recipe"),
 ])
 def test_wrong_usage_is_told_and_exits_with_2(arguments: list[str], message: str, runner: CliRunner) -> None:
-    import re
-
     result = runner.invoke(main, arguments)
     assert result.exit_code == 2
     assert re.search(message, result.output)
@@ -88,7 +88,7 @@ def test_verify_writes_evidence_and_fails_on_a_fault(runner: CliRunner, tiny_fol
     assert evidence["checks"]["reference"] == {"run": 4, "passed": 4}
     assert evidence["checks"]["agreement"] == {"run": 0, "passed": 0}
     assert len(evidence["fingerprint"]) == 64
-    from tune_kernels.decoder.on_torch import model
+    from tune_kernels.decoder.on_torch import layer as model
 
     rotate = model.rotate
     monkeypatch.setattr(model, "rotate", lambda x, cos, sin: rotate(x, cos, -sin) if x.shape[1] > 2 else rotate(x, cos, sin))
@@ -102,6 +102,9 @@ def test_verify_counts_at_least_161_agreement_checks(runner: CliRunner, tiny_fol
     result = runner.invoke(verify, ["--weights", str(tiny_folders["llama"]), "--kind", "agreement", "--out", str(out)])
     assert result.exit_code == 0, result.output
     evidence = json.loads(out.read_text())
+    count = evidence["checks"]["agreement"]["run"]
+    assert re.search(rf"agreement \(1 of {count}, \d+ (s|min) left\) ok", result.stderr)  # F35
+    assert f"agreement ({count} of {count}, 0 s left) ok" in result.stderr
     assert evidence["checks"]["agreement"]["passed"] == evidence["checks"]["agreement"]["run"] >= 161
     assert len({r["name"] for r in evidence["results"]}) == len(evidence["results"])
     assert evidence["prompts"] > 1
@@ -150,3 +153,32 @@ def test_roofline_json_is_one_object(runner: CliRunner) -> None:
     assert record["best_sd"] in range(1, 9)
     assert record["floor_ms"] == pytest.approx(0.95, abs=0.01)
 
+
+@pytest.mark.parametrize(("name", "sku"), [("nvidia-b300", "nvidia-b300"), ("b300", "nvidia-b300"), ("sm_103", "nvidia-b300"),
+                                           ("h100", "nvidia-h100"), ("sm_90", "nvidia-h100")])
+def test_roofline_takes_a_gpu_by_any_of_its_names(name: str, sku: str, runner: CliRunner) -> None:
+    """F33: a SKU, its short name, an architecture."""
+    assert json.loads(runner.invoke(roofline, ["--target", name, "--json"]).stdout)["target"] == sku
+
+
+def test_text_from_outside_is_no_markup(runner: CliRunner, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """F22: a prompt's name and kind are shown as they are."""
+    prompts = tmp_path / "prompts.toml"
+    prompts.write_text('repeats = 1\n[[evaluation]]\nname = "[/usr/lib/x]"\nkind = "[/b][red]"\ntext = "x"\n')
+    result = runner.invoke(bench, ["--weights", str(tiny_folders["llama"]), "--prompts", str(prompts), "--max-new-tokens", "2"])
+    assert result.exit_code == 0, result.output
+    assert "[/b][red]" in result.stdout
+    assert "[/usr/lib/x], ar (1 of 3, " in result.stderr
+
+
+def test_an_output_that_knows_only_ascii(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """F23: a character that it can't encode is escaped; the JSON line after the table comes out."""
+    prompts = tmp_path / "prompts.toml"
+    prompts.write_text('repeats = 1\n[[evaluation]]\nname = "a"\nkind = "caf\u00e9"\ntext = "x"\n', encoding="utf-8")
+    code = "from tune_kernels.decoder.cli import main; main()"
+    options = ["bench", "--weights", str(tiny_folders["llama"]), "--prompts", str(prompts), "--max-new-tokens", "2"]
+    done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert "caf\\xe9" in done.stdout
+    assert last_json(done.stdout)["same"]

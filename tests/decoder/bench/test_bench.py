@@ -24,13 +24,14 @@ def run(decoder: Decoder) -> tuple[list[bench.Run], list[str]]:
     """Two repeats of AR and SD, and what was said of them."""
     said: list[str] = []
     chosen = bench.configs(("ar", "sd"), (2,))
-    return list(bench.run_all(decoder, PROMPTS, 2, chosen, 8, None, 2, said.append)), said
+    return list(bench.run_all(decoder, bench.BenchPlan(PROMPTS, 2, chosen, 8, None, 2), said.append)), said
 
 
 def test_nothing_warms_up_on_a_cpu(decoder: Decoder) -> None:
     runs, said = run(decoder)
     assert [r.repeat for r in runs] == [0] * 4 + [1] * 4
-    assert said[0] == "repeat 1 of 2: code, ar"
+    assert said[0].startswith("repeat 1 of 2: code, ar (1 of 8, ")
+    assert said[-1].endswith("(8 of 8, 0 s left)")
 
 
 def test_runs_that_warm_up_are_in_no_figure(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +39,7 @@ def test_runs_that_warm_up_are_in_no_figure(decoder: Decoder, monkeypatch: pytes
     monkeypatch.setattr(decoder.model, "warm_up_repeats", WARM_UP)
     runs, said = run(decoder)
     assert sum(r.repeat < 0 for r in runs) == 4 * WARM_UP
-    assert said[0] == "warming up: code, ar"
+    assert said[0].startswith(f"warming up: code, ar (1 of {8 + 4 * WARM_UP}, ")
     for r in runs:
         if r.repeat < 0:
             r.stats.decode_s = 1e9

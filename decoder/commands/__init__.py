@@ -1,0 +1,1 @@
+"""The decoder's commands, one a file. They import torch when they run, not before."""

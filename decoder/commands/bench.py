@@ -1,0 +1,118 @@
+"""`tune-kernels bench`: decode rates of the three modes on the committed prompts."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+import click
+
+from .options import DATA, MODES, Loading, load_decoder, model_options
+from .screen import Progress, reported, table
+
+if TYPE_CHECKING:
+    from ..backend import PassProfile
+    from ..bench.bench import Row, Window
+
+
+class Asked(Loading):
+    """The command's values."""
+
+    modes: tuple[str, ...]
+    draft_lengths: tuple[int, ...]
+    branches: int
+    scripted_tau: float | None
+    prompts: Path
+    which: str
+    repeats: int | None
+    max_new_tokens: int
+    naive: bool
+    profile: bool
+    long: int | None
+    out: Path | None
+    as_json: bool
+
+
+@click.command()
+@model_options
+@click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), default=MODES, show_default=True)
+@click.option("--draft-length", "draft_lengths", multiple=True, type=click.IntRange(1, 15), default=(4,), show_default=True,
+              help="May be repeated: a sweep over K.")
+@click.option("--branches", default=4, show_default=True)
+@click.option("--scripted-tau", type=float, default=None, help="Replay the AR run at this many tokens per round; the drafter "
+              "does its work and its proposals are overwritten.")
+@click.option("--prompts", type=click.Path(path_type=Path), default=DATA / "prompts.toml")
+@click.option("--set", "which", type=click.Choice(("evaluation", "tuning")), default="evaluation", show_default=True)
+@click.option("--repeats", type=click.IntRange(min=1), default=None, help="[default: the prompts file's]")
+@click.option("--max-new-tokens", default=64, show_default=True)
+@click.option("--naive", is_flag=True, help="Run Hugging Face's model with its growing cache in turn, for comparison.")
+@click.option("--profile", is_flag=True, help="Time each kind of kernel of a pass on its own, and the pass without it "
+              "(triton backend).")
+@click.option("--long", type=click.IntRange(min=1), default=None, help="Also one AR request of this many tokens, ends ignored: "
+              "ms per token in windows of 1,024.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@reported
+def bench(**asked: Unpack[Asked]) -> None:
+    """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
+    from ..bench import bench as benchmark
+    from ..drafters.load import AUTO
+    from ..errors import RequestError
+
+    tau, lengths = asked["scripted_tau"], asked["draft_lengths"]
+    if tau is not None and not 1 <= tau <= min(lengths) + 1:
+        raise RequestError(f"--scripted-tau {tau}", expected=f"1 to {min(lengths) + 1}: a round of K drafted tokens emits at "
+                           "most K + 1")
+    prompts, repeats = benchmark.load_prompts(asked["prompts"], asked["which"])
+    decoder = load_decoder(asked)
+    profile = decoder.model.pass_profile(decoder.cache, (1, max(lengths) + 1)) if asked["profile"] else None
+    if asked["profile"] and profile is None:
+        raise RequestError("--profile without the triton backend", expected="a GPU, whose kernels it times")
+    is_auto = asked["drafter"] == AUTO
+    drafter = decoder.drafter.name if is_auto and decoder.drafter else asked["drafter"]
+    simple = "ngram" if is_auto else drafter
+    naive = benchmark.naive_baseline(decoder, asked["weights"], asked["model"], simple, asked["device"]) \
+        if asked["naive"] else None  # the naive decoders have no EAGLE-3
+    plan = benchmark.BenchPlan(prompts, asked["repeats"] or repeats, benchmark.configs(asked["modes"], lengths),
+                               asked["max_new_tokens"], tau, asked["branches"])
+    progress = Progress()
+    try:
+        runs = list(benchmark.run_all(decoder, plan, progress, naive))
+    finally:
+        progress.done()
+    rows = [row for kind in (None, *dict.fromkeys(run.kind for run in runs)) for row in benchmark.summary(runs, kind)]
+    different = benchmark.differing(runs)
+    windows = benchmark.long_run(decoder, prompts[0]["text"], asked["long"]) if asked["long"] else None
+    text = json.dumps({
+        "schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": asked["recipe"], "set": asked["which"],
+        "drafter": "scripted" if tau else drafter, "backend": decoder.model.notes.name,
+        "device": decoder.model.notes.device, "max_new_tokens": asked["max_new_tokens"], "rows": rows,
+        "naive_dtype": naive.dtype_name if naive else None, "different": different, "same": not different,
+        **({"long": windows} if windows else {}), **({"profile": profile.to_dict()} if profile else {})}, sort_keys=True)
+    if asked["out"]:
+        asked["out"].parent.mkdir(parents=True, exist_ok=True)
+        asked["out"].write_text(text + "\n", encoding="utf-8")
+    if not asked["as_json"]:
+        show(rows, asked["which"], different, windows or [], profile)
+    click.echo(text)
+    if different:
+        sys.exit(1)
+
+
+def show(rows: "list[Row]", which: str, different: list[str], windows: "list[Window]", profile: "PassProfile | None") -> None:
+    """The tables."""
+    table(f"{which} prompts, medians of per-request figures",
+          ("prompts", "config", "tokens/s", "with prompt", "over AR", "tau", "acceptance", "hit rate", "t_v ms", "t_d ms",
+           "same"),
+          [(r["kind"], r["config"], f"{r['tokens_per_s']:.1f}", f"{r['tokens_per_s_with_prefill']:.1f}",
+            f"{r['over_ar']:.2f}", f"{r['tokens_per_round']:.2f}", f"{r['acceptance']:.2f}", f"{r['hit_rate']:.2f}",
+            f"{r['t_v_ms']:.2f}", f"{r['t_d_ms']:.2f}", f"{r['same_as_ar']} of {r['requests']}") for r in rows])
+    for run in different:
+        click.echo(f"other tokens than AR's: {run}")
+    for window in windows:
+        click.echo(f"tokens {window['first']} to {window['last']}: {window['ms_a_token']:.3f} ms per token")
+    for count, kinds in profile.rows.items() if profile else ():
+        table(f"one pass, rows: {count}; read ceiling {profile.read_ceiling_tb_s:.2f} TB/s" if profile else "",
+              ("kernel", "launches", "us", "us each", "us added", "share of pass", "TB/s", "share of ceiling"),
+              [(r.kind, str(r.launches), f"{r.time_us:.1f}", f"{r.time_us / r.launches:.2f}", f"{r.adds_us:.1f}",
+                f"{r.share:.3f}", f"{r.bandwidth_tb_s:.2f}", f"{r.ceiling_share:.2f}") for r in kinds])

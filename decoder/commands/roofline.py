@@ -1,0 +1,101 @@
+"""`tune-kernels roofline`: the floor of a step, and the rates that SD and SSD can reach."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from .screen import reported, table
+
+if TYPE_CHECKING:
+    from ..bench.roofline import Prediction
+
+
+class Asked(TypedDict):
+    """The command's values."""
+
+    model: str
+    drafter_model: str
+    sku: str
+    recipe: str
+    bandwidth: float | None
+    context: int
+    draft_lengths: tuple[int, ...]
+    acceptance: float
+    tau: float | None
+    hit_rate: float
+    t_v: float | None
+    t_d: float | None
+    t_o: float
+    t_sync: float
+    measured: Path | None
+    as_json: bool
+
+
+@click.command()
+@click.option("--model", default="qwen2.5-7b", show_default=True, help="A shipped shape or a config.json.")
+@click.option("--drafter-model", default="qwen2.5-7b-eagle3", show_default=True, help="Shape whose step is t_d.")
+@click.option("--target", "sku", default="nvidia-b300", show_default=True, help="GPU: a SKU, its "
+              "short name (b300) or an architecture (sm_103).")
+@click.option("--recipe", default="fp8-v1", show_default=True)
+@click.option("--bandwidth", type=float, default=None, help="TB/s.  [default: the SKU's peak]")
+@click.option("--context", default=0, show_default=True, help="Tokens in the KV cache.")
+@click.option("--draft-length", "draft_lengths", multiple=True, type=click.IntRange(1, 15), default=tuple(range(1, 9)),
+              show_default=True)
+@click.option("--acceptance", type=click.FloatRange(0, 1), default=0.6, show_default=True, help="Of each drafted token.")
+@click.option("--tau", type=click.FloatRange(1, 16), default=None, help="Measured tokens per round, in the place of "
+              "--acceptance; for one draft length.")
+@click.option("--hit-rate", default=1.0, show_default=True, help="Of SSD's branches.")
+@click.option("--t-v", type=float, default=None, help="Measured ms of a verification.  [default: the floor]")
+@click.option("--t-d", type=float, default=None, help="Measured ms of a drafted token.  [default: the floor]")
+@click.option("--t-o", default=0.0, show_default=True, help="Measured ms of the rest of a round.")
+@click.option("--t-sync", default=0.0, show_default=True, help="Measured ms that SSD waits on a hit.")
+@click.option("--measured", type=click.Path(path_type=Path), default=None, help="A file of `bench --out`: tau, times and hit "
+              "rate of each K come from it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@reported
+def roofline(**asked: Unpack[Asked]) -> None:
+    """The floor of a step, and the rates that SD and SSD can reach: pure arithmetic, no GPU."""
+    from ...schedules.recipe import load_recipe
+    from ...shapes.model import load_model_shape
+    from ...shapes.target import sku_named
+    from ..bench import roofline as physics
+    from ..errors import RequestError
+
+    tau, lengths = asked["tau"], asked["draft_lengths"]
+    if tau is not None and len(lengths) != 1:
+        raise RequestError("--tau was measured at one draft length", expected="exactly one --draft-length beside it")
+    target = sku_named(asked["sku"])
+    speed = target.peak_tb_s if asked["bandwidth"] is None else asked["bandwidth"]
+    if speed <= 0:
+        raise RequestError(f"--bandwidth {speed}", expected="TB/s above 0")
+    precision = load_recipe(asked["recipe"]).precision
+    read = physics.step_bytes(load_model_shape(asked["model"]), precision, asked["context"])
+    floor = physics.floor_ms(read, speed)
+    drafting = physics.floor_ms(physics.step_bytes(load_model_shape(asked["drafter_model"]), precision), speed)
+    times = physics.Times(drafting if asked["t_d"] is None else asked["t_d"], floor if asked["t_v"] is None else asked["t_v"],
+                          asked["t_o"], asked["t_sync"])
+    rows = physics.from_bench(asked["measured"]) if asked["measured"] else [
+        physics.predict(times, k, tau or physics.tokens_per_round(asked["acceptance"], k), asked["hit_rate"]) for k in lengths]
+    best = {mode: physics.best(rows, mode).draft_length for mode in ("sd", "ssd")}
+    if asked["as_json"]:
+        click.echo(json.dumps({
+            "schema": "tune-kernels/roofline/1", "model": asked["model"], "target": target.name, "recipe": asked["recipe"],
+            "bandwidth_tb_s": speed, "context": asked["context"], "bytes": read, "floor_ms": floor,
+            "floor_tokens_per_s": 1e3 / floor, "t_v_ms": times.t_v, "t_d_ms": times.t_d,
+            "rows": [physics.to_dict(row) for row in rows], "best_sd": best["sd"], "best_ssd": best["ssd"]}, sort_keys=True))
+        return
+    click.echo(f"{asked['model']}, {asked['recipe']}, {asked['context']} tokens of context: {sum(read.values()) / 1e9:.2f} GB "
+               "per step (" + ", ".join(f"{name} {n / 1e9:.2f}" for name, n in read.items()) + ")")
+    click.echo(f"floor on {target.name} at {speed:g} TB/s: {floor:.2f} ms, {1e3 / floor:.0f} tokens/s")
+    show(f"measured: {asked['measured']}" if asked["measured"] else f"t_v {times.t_v:.3f} ms, t_d {times.t_d:.3f} ms, t_o "
+         f"{times.t_o:g} ms, t_sync {times.t_sync:g} ms, hit rate {asked['hit_rate']:g}", rows)
+    click.echo(f"best draft length: {best['sd']} for SD, {best['ssd']} for SSD")
+
+
+def show(title: str, rows: "list[Prediction]") -> None:
+    """One row per draft length."""
+    table(title, ("K", "tau", "AR tokens/s", "SD", "SSD", "SD / AR", "SSD / SD", "SSD / SD at best"),
+          [(str(r.draft_length), f"{r.tau:.2f}", f"{r.ar:.0f}", f"{r.sd:.0f}", f"{r.ssd:.0f}", f"{r.sd_over_ar:.2f}",
+            f"{r.ssd_over_sd:.2f}", f"{r.ssd_ceiling_over_sd:.2f}") for r in rows])
