@@ -80,7 +80,7 @@ def test_auto_is_the_shipped_drafter_or_ngram(smollm2: Path, tiny_folders: dict[
     runs = [decoder.generate(prompt, mode, max_new_tokens=24) for mode in ("ar", "sd")]
     assert runs[0].token_ids == runs[1].token_ids
     assert runs[1].stats.tokens_per_round > 1.5
-    plan = DrafterPlan(decoder.model, decoder.tokenizer, decoder.recipe, torch.device("cpu"), 256)
+    plan = DrafterPlan(decoder.model, decoder.tokenizer, torch.device("cpu"), 256)
 
     def refuse(*_: object) -> None:
         raise NotPromoted("no schedule")

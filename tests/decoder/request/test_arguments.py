@@ -179,7 +179,7 @@ def test_random_weights_share_the_smaller_vocabulary(rows: tuple[int, int], tiny
     from tune_kernels.decoder.drafters.load import DrafterPlan, load_small_model
 
     decoder = Decoder.load("random:0", replace(tiny_shape, vocab_size=rows[0]), recipe_of("fp32"), capacity=64)
-    plan = DrafterPlan(decoder.model, None, decoder.recipe, torch.device("cpu"), 64)
+    plan = DrafterPlan(decoder.model, None, torch.device("cpu"), 64)
     decoder.drafter = load_small_model("random:1", replace(tiny_shape, vocab_size=rows[1]), plan)
     runs = [decoder.generate(PROMPT, mode, max_new_tokens=40) for mode in ("ar", "sd", "ssd")]
     assert runs[0].token_ids == runs[1].token_ids == runs[2].token_ids
