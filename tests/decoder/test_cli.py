@@ -155,10 +155,11 @@ def test_roofline_json_is_one_object(runner: CliRunner) -> None:
 
 
 @pytest.mark.parametrize(("name", "sku"), [("nvidia-b300", "nvidia-b300"), ("b300", "nvidia-b300"), ("sm_103", "nvidia-b300"),
-                                           ("h100", "nvidia-h100"), ("sm_90", "nvidia-h100")])
+                                           ("h100", "nvidia-h100")])
 def test_roofline_takes_a_gpu_by_any_of_its_names(name: str, sku: str, runner: CliRunner) -> None:
     """F33: a SKU, its short name, an architecture."""
     assert json.loads(runner.invoke(roofline, ["--target", name, "--json"]).stdout)["target"] == sku
+    assert runner.invoke(roofline, ["--target", "sm_90"]).exit_code == 2  # two GPUs
 
 
 def test_text_from_outside_is_no_markup(runner: CliRunner, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
