@@ -1,7 +1,7 @@
 """SwiGLU against fp64; two-term quantisation exact over the bf16 values it promises, and the bytes of the `torch` backend."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from helpers import assert_close, assert_same_bytes
@@ -10,6 +10,9 @@ from tune_kernels.kernels.layout import LO_FACTOR, Activation
 from tune_kernels.kernels.norm import quantise_reference
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
@@ -20,13 +23,13 @@ EXACT_BITS = 13  # down to 2^-EXACT_BITS of a row's largest, a bf16 value is two
 ERROR_BITS = 21  # below that, the error is at most 2^-ERROR_BITS of the largest
 
 
-def poisoned(*size: int, dtype: Any, device: str) -> Any:
+def poisoned(*size: int, dtype: "torch.dtype", device: str) -> "torch.Tensor":
     import torch
 
     return torch.full(size, float("nan"), device=device).to(dtype)
 
 
-def gates_and_ups(N: int, device: str) -> Any:
+def gates_and_ups(N: int, device: str) -> "torch.Tensor":
     """[ROOM, 2 N] in turns of 8, wide enough for silu to saturate at both ends; NaN past MOST rows."""
     import torch
 
@@ -36,7 +39,7 @@ def gates_and_ups(N: int, device: str) -> Any:
     return values.to(device).bfloat16()
 
 
-def run_swiglu(gate_up: Any, rows: int) -> tuple[Any, Any]:
+def run_swiglu(gate_up: "torch.Tensor", rows: int) -> "tuple[torch.Tensor, torch.Tensor]":
     import torch
 
     N = gate_up.shape[1] // 2
@@ -71,7 +74,7 @@ def test_swiglu_of_rows_alone_and_among_others(N: int, device: str) -> None:
     assert_same_bytes(top[0], amax[MOST - 1], "last row alone")
 
 
-def run_quantise(x: Any, rows: int, amax: Any = None) -> tuple[Any, Any]:
+def run_quantise(x: "torch.Tensor", rows: int, amax: "torch.Tensor" = None) -> "tuple[torch.Tensor, torch.Tensor]":
     import torch
 
     out = poisoned(2, *x.shape, dtype=torch.float8_e4m3fn, device=x.device)
@@ -80,12 +83,12 @@ def run_quantise(x: Any, rows: int, amax: Any = None) -> tuple[Any, Any]:
     return out, scale
 
 
-def value(terms: Any, scale: Any) -> Any:
+def value(terms: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
     """What two terms stand for, in fp64."""
     return (terms[0].double() + terms[1].double() / LO_FACTOR) * scale.double()[:, None]
 
 
-def every_bf16(device: str) -> Any:
+def every_bf16(device: str) -> "torch.Tensor":
     """All 2^16 bit patterns but infinities and NaN, as fp64 beside bf16."""
     import torch
 
@@ -113,7 +116,7 @@ def test_every_bf16_value_near_the_largest_is_exact(exponent: int, mantissa: int
     assert float(error.max()) <= largest * 2.0**-ERROR_BITS
 
 
-def rows_to_quantise(N: int, device: str) -> Any:
+def rows_to_quantise(N: int, device: str) -> "torch.Tensor":
     """Magnitudes from subnormal to the largest, a row of zeros and one of negative zeros among them; NaN past MOST rows."""
     import torch
 

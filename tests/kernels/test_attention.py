@@ -1,7 +1,7 @@
 """Attention and merge: against fp64 with unlike strides, around every chunk boundary, rows alone and among others."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from helpers import assert_close, assert_same_bytes
@@ -12,6 +12,9 @@ from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import AttentionSchedule, MergeSchedule
 from tune_kernels.shapes.model import AttentionShape, MergeShape
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
@@ -31,7 +34,7 @@ class Heads:
 HEADS = [Heads(2, 3, 16), Heads(2, 4, 32), Heads(3, 1, 16)]
 
 
-def cache(heads: Heads, slots: int, device: str, poison_from: int, seed: int = 1) -> tuple[Any, Any]:
+def cache(heads: Heads, slots: int, device: str, poison_from: int, seed: int = 1) -> "tuple[torch.Tensor, torch.Tensor]":
     """k and v with no two strides equal, and NaN in every slot from `poison_from` on."""
     import torch
 
@@ -44,7 +47,7 @@ def cache(heads: Heads, slots: int, device: str, poison_from: int, seed: int = 1
     return k, v
 
 
-def queries(heads: Heads, rows: int, device: str) -> Any:
+def queries(heads: Heads, rows: int, device: str) -> "torch.Tensor":
     import torch
 
     gen = torch.Generator().manual_seed(2)
@@ -52,8 +55,8 @@ def queries(heads: Heads, rows: int, device: str) -> Any:
     return wide.to(device).bfloat16()[:, :, : heads.dim]
 
 
-def run(q: Any, k: Any, v: Any, length: int, device: str, schedule: AttentionSchedule = BASE,
-        merging: MergeSchedule = IN_ORDER, extra_chunks: int = 0) -> Any:
+def run(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", length: int, device: str, schedule: AttentionSchedule = BASE,
+        merging: MergeSchedule = IN_ORDER, extra_chunks: int = 0) -> "torch.Tensor":
     import torch
 
     chunks = (length + q.shape[0] - 1) // schedule.chunk + 1 + extra_chunks

@@ -2,7 +2,7 @@
 two, with and without SwiGLU, weights preloaded or not."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import oracles
 import pytest
@@ -15,6 +15,9 @@ from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule, LinearSchedule
 from tune_kernels.shapes.model import LinearShape
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
@@ -181,7 +184,7 @@ GATED = [
 ]
 
 
-def run_gated(case: Case, x: Activation, w: Weights, device: str) -> tuple[Any, Any]:
+def run_gated(case: Case, x: Activation, w: Weights, device: str) -> "tuple[torch.Tensor, torch.Tensor]":
     """act, with poison past its columns that must stay, and the largest magnitude of each tile of it."""
     import torch
 

@@ -1,7 +1,7 @@
 """The head: argmax and logits are one computation; ties go to the lowest id; ids beyond a limit and rows of NaN never win."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
@@ -11,6 +11,9 @@ from tune_kernels.kernels.lm_head import lm_head_reference, new_scratch
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import HeadSchedule
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
@@ -31,7 +34,7 @@ CASES = [Case(128, 64), Case(100, 64), Case(1000, 48), Case(96, 80), Case(128, 6
          Case(100, 64, terms=1), Case(96, 80, terms=2), Case(128, 64, replace(BASE, row_tile=8), terms=2)]
 
 
-def operands(case: Case, rows: int, device: str) -> tuple[Any, Any]:
+def operands(case: Case, rows: int, device: str) -> "tuple[torch.Tensor, torch.Tensor]":
     import torch
 
     gen = torch.Generator().manual_seed(case.N + case.K)
@@ -57,20 +60,20 @@ def some(x: Activation, part: slice) -> Activation:
     return Activation(x.values[:, part], x.scale[part].clone() if x.scale is not None else None)
 
 
-def lm_head(x: Any, w: Any, **more: Any) -> Any:
+def lm_head(x: "torch.Tensor", w: "torch.Tensor", **more: Any) -> "torch.Tensor":
     """The argmax; x and w also as plain tensors."""
     return module.lm_head(activation(x), weights(w), numerics=NUMERICS, **more)
 
 
-def lm_head_logits(x: Any, w: Any, **more: Any) -> Any:
+def lm_head_logits(x: "torch.Tensor", w: "torch.Tensor", **more: Any) -> "torch.Tensor":
     return module.lm_head_logits(activation(x), weights(w), numerics=NUMERICS, **more)
 
 
-def activation(x: Any) -> Activation:
+def activation(x: "torch.Tensor") -> Activation:
     return x if isinstance(x, Activation) else Activation(x[None])
 
 
-def weights(w: Any) -> Weights:
+def weights(w: "torch.Tensor") -> Weights:
     return w if isinstance(w, Weights) else Weights(w)
 
 

@@ -2,7 +2,7 @@
 among others."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
@@ -11,6 +11,9 @@ from tune_kernels.kernels.norm import DraftEntry, Residual, draft_norm, norm, no
 from tune_kernels.kernels.operation import ContractError
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
@@ -45,7 +48,7 @@ CASES = [
 ]
 
 
-def inputs(case: Case, device: str, seed: int = 0) -> dict[str, Any]:
+def inputs(case: Case, device: str, seed: int = 0) -> "dict[str, torch.Tensor]":
     """MOST rows of a wide range of magnitudes, NaN in every row past them and between the rows of partials."""
     import torch
 
@@ -56,7 +59,8 @@ def inputs(case: Case, device: str, seed: int = 0) -> dict[str, Any]:
         values[..., MOST:, :] = float("nan")
         return values.to(device)
 
-    found: dict[str, Any] = {"x": rows(ROOM).bfloat16(), "weight": torch.randn(case.H, generator=gen).to(device).bfloat16()}
+    found: dict[str, torch.Tensor] = {"x": rows(ROOM).bfloat16(),
+                                      "weight": torch.randn(case.H, generator=gen).to(device).bfloat16()}
     if case.embeds:
         found["tokens"] = torch.tensor(TOKENS, dtype=torch.int32, device=device)
         found["embedding"] = torch.randn(VOCABULARY, case.H, generator=gen).to(device).bfloat16()
@@ -98,7 +102,7 @@ def residual(tensors: dict[str, Any]) -> Any:
     return (x.float() + y.bfloat16().float()).bfloat16()
 
 
-def value(terms: Any, scale: Any) -> Any:
+def value(terms: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
     """What two terms stand for, in fp64."""
     return (terms[0].double() + terms[1].double() / LO_FACTOR) * scale.double()[:, None]
 

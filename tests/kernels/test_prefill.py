@@ -1,7 +1,7 @@
 """Prefill: linear and attention against fp64, around tile edges; the same bytes however a prompt is cut."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
@@ -21,6 +21,9 @@ from tune_kernels.kernels.prefill import (
 )
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import PrefillSchedule
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
@@ -57,7 +60,7 @@ def operands(case: Case, rows: int, device: str) -> dict[str, Any]:
     x[rows] = float("nan")
     x = x.to(device).bfloat16()
     w = torch.randn(case.N, case.K, generator=gen).to(device)
-    found: dict[str, Any] = {"w": strided(w.to(torch.float8_e4m3fn if case.fp8 else torch.bfloat16), 48)}
+    found: dict[str, torch.Tensor] = {"w": strided(w.to(torch.float8_e4m3fn if case.fp8 else torch.bfloat16), 48)}
     if case.fp8:
         quantised = quantise_reference(x)
         found["x"], found["x_scale"] = strided(quantised.values, 16), quantised.scale
@@ -69,11 +72,12 @@ def operands(case: Case, rows: int, device: str) -> dict[str, Any]:
     return found
 
 
-def weights_of(tensors: dict[str, Any]) -> Weights:
+def weights_of(tensors: "dict[str, torch.Tensor]") -> Weights:
     return Weights(tensors["w"], tensors.get("w_scale"), tensors.get("bias"))
 
 
-def run_linear(tensors: dict[str, Any], rows: int, first: int = 0, schedule: PrefillSchedule | None = None) -> Any:
+def run_linear(tensors: "dict[str, torch.Tensor]", rows: int, first: int = 0,
+               schedule: PrefillSchedule | None = None) -> "torch.Tensor":
     """Rows from `first` on, into a poisoned buffer with room for one more and strides of its own."""
     import torch
 
@@ -139,7 +143,7 @@ class Heads:
 HEADS = [Heads(2, 2, 16), Heads(2, 3, 32)]
 
 
-def cache(heads: Heads, slots: int, device: str, poison_from: int) -> tuple[Any, Any]:
+def cache(heads: Heads, slots: int, device: str, poison_from: int) -> "tuple[torch.Tensor, torch.Tensor]":
     """k and v with no two strides equal, and NaN in every slot from `poison_from` on."""
     import torch
 
@@ -152,7 +156,7 @@ def cache(heads: Heads, slots: int, device: str, poison_from: int) -> tuple[Any,
     return k, v
 
 
-def queries(heads: Heads, rows: int, device: str) -> Any:
+def queries(heads: Heads, rows: int, device: str) -> "torch.Tensor":
     """One row more than there are, of NaN."""
     import torch
 
@@ -161,7 +165,7 @@ def queries(heads: Heads, rows: int, device: str) -> Any:
     return q.to(device).bfloat16()
 
 
-def run_attention(q: Any, k: Any, v: Any, length: int, rows: int) -> Any:
+def run_attention(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", length: int, rows: int) -> "torch.Tensor":
     import torch
 
     out = torch.full_like(q, float("nan"))

@@ -1,7 +1,7 @@
 """RoPE and append: against fp64 and, bit for bit, against the `torch` backend's rotation; what is written, and where."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
@@ -10,6 +10,9 @@ from tune_kernels.kernels.rope import rope_append, rope_reference
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule
 from tune_kernels.shapes.model import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
@@ -28,7 +31,7 @@ class Case:
 CASES = [Case(6, 2, 16, 1), Case(6, 2, 16, 3), Case(3, 3, 32, 2), Case(4, 1, 64, 1)]
 
 
-def tables(case: Case, device: str) -> tuple[Any, Any]:
+def tables(case: Case, device: str) -> "tuple[torch.Tensor, torch.Tensor]":
     """Cosines and sines as the decoder makes them."""
     import torch
     from tune_kernels.decoder.checkpoint.rope import rope_table
@@ -37,7 +40,7 @@ def tables(case: Case, device: str) -> tuple[Any, Any]:
     return rope_table(shape, shape.max_position, torch.device(device))
 
 
-def partials(case: Case, device: str) -> Any:
+def partials(case: Case, device: str) -> "torch.Tensor":
     """[split_k, ROOM, N], NaN past MOST rows and between the rows."""
     import torch
 
@@ -47,7 +50,7 @@ def partials(case: Case, device: str) -> Any:
     return strided(values.bfloat16() if case.split_k == 1 else values, 32)
 
 
-def summed(case: Case, qkv: Any) -> Any:
+def summed(case: Case, qkv: "torch.Tensor") -> "torch.Tensor":
     """[MOST, heads, dim] bf16: partials in index order."""
     total = qkv[0, :MOST].float()
     for partial in qkv[1:, :MOST]:
@@ -55,7 +58,8 @@ def summed(case: Case, qkv: Any) -> Any:
     return total.bfloat16().reshape(MOST, -1, case.dim)
 
 
-def run(case: Case, qkv: Any, length: int, rows: int, device: str) -> tuple[Any, Any, Any]:
+def run(case: Case, qkv: "torch.Tensor", length: int, rows: int,
+        device: str) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
     """q, k_cache and v_cache, poisoned before; no two strides of the caches are equal."""
     import torch
 

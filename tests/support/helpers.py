@@ -1,6 +1,9 @@
-"""What several test files need. Imported as a plain module: tests/conftest.py puts this folder on the path."""
+"""Helpers of several test files. Imported as a plain module: tests/conftest.py puts this folder on the path."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 def assert_same_bytes(found: Any, expected: Any, what: str = "") -> None:
@@ -16,7 +19,7 @@ def assert_same_bytes(found: Any, expected: Any, what: str = "") -> None:
                              f"{found[where].item()!r}, expected {expected[where].item()!r}")
 
 
-def assert_close(found: Any, expected: Any, rms: float, worst: float, what: str = "") -> None:
+def assert_close(found: "torch.Tensor", expected: "torch.Tensor", rms: float, worst: float, what: str = "") -> None:
     """Relative RMS error, and worst error in units of the RMS of what is expected. NaN never passes."""
     a, b = found.double().cpu(), expected.double().cpu()
     scale = b.pow(2).mean().sqrt()
@@ -26,7 +29,7 @@ def assert_close(found: Any, expected: Any, rms: float, worst: float, what: str 
     assert found_worst <= worst, f"{what}: worst error {found_worst:.2e}, at most {worst:.0e}"
 
 
-def strided(tensor: Any, padding: int, poison: float = float("nan")) -> Any:
+def strided(tensor: "torch.Tensor", padding: int, poison: float = float("nan")) -> "torch.Tensor":
     """The same values with `padding` extra elements, poisoned, at the end of each row."""
     import torch
 
