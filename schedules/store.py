@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..shapes.fields import Fields, read_fields, require_name, shown
+from ..shapes.fields import Fields, parse_fields, read_fields, require_name, shown
 from ..shapes.files import locked, replace_text
 from ..shapes.model import KernelShape, shape_to_dict
 from .errors import NotPromoted, ScheduleError
@@ -166,7 +166,9 @@ def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedu
             old = read(path) if path.exists() else None
             if instead_of is not None:
                 _require_same(path, old, new, list(instead_of))
-            replace_text(path, text_of(with_rows(old, new)), durable=True)
+            text = text_of(with_rows(old, new))
+            parse(parse_fields(text.encode(), "JSON", str(path), ScheduleError))  # never write a file that nobody can read
+            replace_text(path, text, durable=True)
     except OSError as e:
         raise ScheduleError(f"{path}: {e.strerror or e}", expected="a folder that can be written",
                             action="name another one with --schedules") from None

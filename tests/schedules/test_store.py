@@ -236,6 +236,13 @@ def test_an_edited_row_is_not_migrated(
     assert path.read_bytes() == before
 
 
+def test_a_file_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    """A row made in memory is of its types as far as mypy sees: a digest may be any text."""
+    with pytest.raises(ScheduleError, match="numerics_class: is 'ab'"):
+        promote(tmp_path, row(numerics_class="ab"))
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_a_row_with_problems_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ScheduleError, match="edited since"):
         promote(tmp_path, row(schedule_id="0" * 12))

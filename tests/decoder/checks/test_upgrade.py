@@ -169,7 +169,7 @@ def test_schedules_that_are_not_promoted_are_refused(folder: Path, promoted: Pat
 
 def proven(**changes: Any) -> Evidence:
     results = [CheckResult(kind, "one", True) for kind in ("agreement", "reference")]
-    return replace(Evidence("path:m", "f", "fp8-v1", "triton", results, 1, 2, "ab", in_use=(row(),)), **changes)
+    return replace(Evidence("path:m", "f", "fp8-v1", "triton", results, 1, 2, "ab" * 32, in_use=(row(),)), **changes)
 
 
 def test_a_row_that_was_replaced_meanwhile_stays(tmp_path: Path) -> None:
