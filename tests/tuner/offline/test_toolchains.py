@@ -2,6 +2,8 @@
 (Triton alone, no torch). What is known to differ must differ."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,13 @@ def test_metadata_that_the_code_does_not_hold_travels(report: dict[str, Any]) ->
         metadata = json.loads((folder / "linear_kernel.json").read_text())
         assert metadata["launch_pdl"] is True
         assert "tensordesc_meta" in metadata
+
+
+def test_a_sweeps_workers_end_without_a_word(tmp_path: Path) -> None:
+    """F37: Triton 3.9's bindings reported 25 lines of leaks when the fork server ended."""
+    code = ("import sys; from pathlib import Path; from tune_kernels.tuner import pool\n"
+            "executor = pool.LocalExecutor(1, Path(sys.argv[1]))\n"
+            "assert executor.submit(len, 'ab').result() == 2\n"
+            "executor.shutdown()\n")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
