@@ -59,9 +59,9 @@ class _Commands(click.Group):
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N",
               help="Worker processes.  [default: one per core, memory allowing]")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
-              help="Folder of the report and what belongs to it; a later run goes on from what is there.  "
+              help="Folder of the report and its artefacts; a later run continues from it.  "
                    "[default: build/offline, build/on-gpu]")
-@click.option("--fresh", is_flag=True, help="Compile anew what the folder already knows.")
+@click.option("--fresh", is_flag=True, help="Compile everything again, also variants with a record in the folder.")
 @click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
               help="Spilled bytes per thread that are still accepted.")
 @click.option("--executor", metavar="MODULE:CALLABLE",
@@ -76,22 +76,22 @@ class _Commands(click.Group):
               "many machines.  [default: a file in --out for large spaces]")
 @click.option("--schedules", type=click.Path(path_type=Path, file_okay=False), envvar="TUNE_KERNELS_SCHEDULES",
               help="Promoted schedules, asked first and, on a GPU, promoted to.  [default: the user's data folder]")
-@click.option("--promote", is_flag=True, help="On a GPU: write what passed the gate to the schedules.")
-@click.option("--dry-run", is_flag=True, help="On a GPU: show what --promote would write.")
+@click.option("--promote", is_flag=True, help="On a GPU: write the schedules that passed the gate.")
+@click.option("--dry-run", is_flag=True, help="On a GPU: show the rows that --promote would write.")
 @click.option("--replay", type=click.Path(path_type=Path), metavar="RUN",
               help="Rank a recorded run again (its --out folder or recording.json); needs no GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of tables.")
 @click.pass_context
 def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **options: Any) -> None:
-    """Compile Triton FP8 schedules for LLM decode kernels offline, time them on a GPU, promote what keeps the bits.
+    """Compile Triton FP8 schedules for LLM decode kernels offline, time them on a GPU, promote those that keep the bits.
 
     \b
     tune-kernels --offline                              all kernels of Qwen2.5-7B, for B300, B200 and H200
     tune-kernels --offline --target sm_90 --kernel down
     tune-kernels --on-gpu --bundle build/offline --promote
     tune-kernels show ID                                why a variant was accepted or rejected, with its SASS
-    tune-kernels diff main..HEAD                        what a change of promoted schedules does
-    tune-kernels doctor                                 what works on this machine
+    tune-kernels diff main..HEAD                        the effect of a change of promoted schedules
+    tune-kernels doctor                                 toolchain and GPU of this machine
 
     Exit codes: 0 done, 1 nothing survived or a check failed, 2 wrong usage.
     """
@@ -199,7 +199,7 @@ class _Watcher:
 @click.argument("variant_id", metavar="ID")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/offline"), show_default=True,
               help="Folder of the report.")
-@click.option("--sass/--no-sass", default=True, show_default=True, help="Print the whole SASS, not only what decided.")
+@click.option("--sass/--no-sass", default=True, show_default=True, help="Print the whole SASS, not only the lines that decided.")
 @click.option("--ptx", is_flag=True, help="Print the whole PTX too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> None:
@@ -242,10 +242,10 @@ def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> No
 @click.pass_context
 def diff(context: click.Context, old: str, new: str | None, form: str, out: Path | None, check: bool,
          bundles: tuple[Path, ...], as_json: bool) -> None:
-    """Show what a change of schedules does: knobs, instruction, registers, spills, time, bits, evidence.
+    """Show the effect of a change of schedules: knobs, instruction, registers, spills, time, bits, evidence.
 
     OLD and NEW are each a file or folder of promoted schedules, an offline report or its folder, a git revision (its
-    schedules/), or REVISION:PATH. A..B names both at once; a revision alone is compared with what is on disk.
+    schedules/), or REVISION:PATH. A..B names both at once; a revision alone is compared with the files on disk.
 
     \b
     tune-kernels diff main..HEAD --check
@@ -286,7 +286,7 @@ def inspect(context: click.Context, paths: tuple[Path, ...], required: tuple[str
     tune-kernels inspect ~/.triton/cache
     tune-kernels inspect kernel.cubin --require QGMMA --forbid HMMA
     tune-kernels inspect build/cache --format json --out baseline.json
-    tune-kernels inspect build/cache --baseline baseline.json      # in CI: what got worse
+    tune-kernels inspect build/cache --baseline baseline.json      # in CI: exit 1 where one got worse
     """
     from .inspect.command import run
     from .inspect.judge import Demands
@@ -299,7 +299,7 @@ def inspect(context: click.Context, paths: tuple[Path, ...], required: tuple[str
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Say what works on this machine: toolchain, targets, GPU. Exit 1 where offline work for a target doesn't."""
+    """Check toolchain, targets and GPU of this machine. Exit 1 where a target can't be compiled for."""
     from .offline import doctor as doctor_module
 
     findings = doctor_module.examine()
@@ -325,7 +325,7 @@ def main() -> None:
         e.show()
         sys.exit(e.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted: what was finished is kept; the same command goes on from there", err=True)
+        click.echo("interrupted: finished work is kept; the same command continues from it", err=True)
         sys.exit(INTERRUPTED)
     except UserError as e:
         click.echo(f"error: {e}", err=True)

@@ -218,7 +218,7 @@ def _outcome(future: "concurrent.futures.Future[T]") -> "T | Died":
     except MemoryError:
         return Died(False, "used more than its memory")
     except concurrent.futures.BrokenExecutor as e:
-        raise ExecutorBroke(f"the executor broke: {e}", expected="workers that start; what was finished is kept",
+        raise ExecutorBroke(f"the executor broke: {e}", expected="workers that start; finished work is kept",
                             action="run the same command again, which goes on from there; a script that calls sweep() needs "
                                    "`if __name__ == '__main__':` around it, since workers import it") from None
 

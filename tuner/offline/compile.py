@@ -2,8 +2,8 @@
 
     source → TTIR → TTGIR → (instruction family known) → LLVM IR → (shared memory, TMEM known) → PTX → cubin → facts
 
-Results are content: a record is named by a digest of all that determines it (kernel source, shape, schedule, target, flags,
-Triton and ptxas versions, instructions wanted), is written under another name and renamed. So a killed run loses nothing
+A record is named by a digest of all that determines it (kernel source, shape, schedule, target, flags, toolchain, instructions
+wanted), is written under another name and renamed. So a killed run loses nothing
 that was finished, and two runs into one folder disturb each other at most by doing the same work twice. Variants whose
 TTGIR and later options are equal are assembled once (`intermediate/`), under a lock that dies with its holder.
 
@@ -85,7 +85,7 @@ def wanted_instructions(kernel: str, shape: KernelShape, arch: str) -> Instructi
 
 
 def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, numerics: Numerics, folder: Path) -> Task:
-    """The compilation of one variant, with the keys of what it will leave."""
+    """The compilation of one variant, with the keys of its artefact and its record."""
     launch = launch_of(kernel, shape, schedule, numerics)
     key = bundle.artefact_key(launch, load_arch(arch).capability)
     wanted = wanted_instructions(kernel, shape, arch)
@@ -258,7 +258,7 @@ class _Compilation:
         return ptx
 
     def _memory(self) -> tuple[int, int]:
-        """(bytes of shared memory a block, TMEM columns), known once there is LLVM IR."""
+        """(bytes of shared memory per block, TMEM columns), known once there is LLVM IR."""
         return self.metadata["shared"] or 0, self.metadata.get("tmem_size") or 0
 
 

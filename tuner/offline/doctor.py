@@ -17,7 +17,7 @@ from ..pool import default_jobs
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. ok: None where it is neither good nor bad, only absent."""
+    """One finding. ok: None where the thing is absent, which is no fault."""
 
     what: str
     ok: bool | None

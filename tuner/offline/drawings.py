@@ -1,5 +1,5 @@
-"""What report.html draws: which knob decides a verdict, and the registers of each artefact against its occupancy. Values in a
-drawing's own units; the template makes SVG of them."""
+"""The drawings of report.html: which knob decides a verdict, and the registers of each artefact against its occupancy. Values are
+in a drawing's own units; the template makes SVG of them."""
 
 import json
 import math
@@ -58,7 +58,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Registers a thread (linear) against blocks an SM (powers of two). ticks: (position, label)."""
+    """Registers per thread (linear) against blocks per SM (powers of two). ticks: (position, label)."""
 
     dots: tuple[Dot, ...]
     x_ticks: tuple[tuple[float, int], ...]
@@ -101,11 +101,11 @@ def _word(value: object) -> str:
 
 
 def occupancy(variants: Sequence[Variant]) -> Scatter:
-    """Every artefact's registers and blocks an SM."""
+    """Every artefact's registers and blocks per SM."""
     counted = Counter((v.kernel, v.facts.registers, v.facts.blocks_per_sm, v.verdict) for v in variants if v.facts)
     most = max(counted.values(), default=1)
     dots = [Dot(_x(registers), _y(blocks), round(2.5 + 5 * math.sqrt(n / most), 1), verdict,
-                f"{kernel}: {registers} registers, {blocks} blocks an SM, {n} {verdict}")
+                f"{kernel}: {registers} registers, {blocks} blocks per SM, {n} {verdict}")
             for (kernel, registers, blocks, verdict), n in counted.most_common()]
     return Scatter(tuple(dots), tuple((_x(n), n) for n in REGISTER_TICKS), tuple((_y(n), n) for n in BLOCK_TICKS))
 

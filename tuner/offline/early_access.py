@@ -154,7 +154,7 @@ def _accesses(statement: _Statement) -> list[tuple[str, bool]]:
 
 
 class _Origins:
-    """Which parameters each register is computed from."""
+    """The parameters that each register is computed from."""
 
     def __init__(self, statements: list[_Statement], parameters: set[str]) -> None:
         self.parameters = parameters

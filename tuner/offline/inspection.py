@@ -128,7 +128,7 @@ def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> li
     """Limits that the compiler does not check offline."""
     reasons = []
     if shared_bytes > target.shared_bytes_per_block:
-        reasons.append(Reason("resource_limit", f"{shared_bytes:,} B of shared memory a block; {target.arch} has "
+        reasons.append(Reason("resource_limit", f"{shared_bytes:,} B of shared memory per block; {target.arch} has "
                                                 f"{target.shared_bytes_per_block:,} B"))
     if tmem_columns > target.tmem_columns:
         reasons.append(Reason("resource_limit", f"{tmem_columns} TMEM columns; {target.arch} has {target.tmem_columns}"))

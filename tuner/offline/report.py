@@ -58,7 +58,7 @@ class Variant(Judged):
         return self.verdict == "accepted"
 
     def to_dict(self) -> Table:
-        """As report.json has it: facts beside the other fields, null where they aren't known."""
+        """As report.json has it: facts among the other fields, null where they aren't known."""
         table = {**vars(self), "shape": vars(self.shape), "schedule": vars(self.schedule),
                  "reasons": [vars(reason) for reason in self.reasons]}
         del table["facts"]
@@ -67,7 +67,7 @@ class Variant(Judged):
 
 @dataclass(frozen=True)
 class Toolchains:
-    """What made the artefacts. ptxas: by target; flags: the recipe's, by target where they differ."""
+    """The toolchain of the artefacts. ptxas: by target; flags: the recipe's, by target where they differ."""
 
     triton: str
     ptxas: Mapping[str, str]

@@ -22,7 +22,7 @@ PLAIN_FIELDS = ("id", "kernel", "target", "verdict", "stage", "kernel_digest", "
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a summary table: its name, a cell a target, and all of them together."""
+    """A row of a summary table: its name, one cell per target, and their sum."""
 
     name: str
     cells: tuple[Cell, ...]

@@ -66,7 +66,7 @@ def _cubin(files: dict[str, bytes]) -> bytes:
 
 
 def instruction_counts(sass: str) -> dict[str, int]:
-    """How often each instruction that a verdict turns on occurs."""
+    """The number of each instruction that decides verdicts."""
     counts: dict[str, int] = {}
     for match in DECIDES.finditer(sass):
         counts[match.group(1)] = counts.get(match.group(1), 0) + 1
@@ -74,7 +74,7 @@ def instruction_counts(sass: str) -> dict[str, int]:
 
 
 def deciding_lines(sass: str, each: int = 3) -> list[str]:
-    """The first few SASS lines of each instruction that a verdict turns on."""
+    """The first few SASS lines of each instruction that decides verdicts."""
     shown: dict[str, int] = {}
     lines = []
     for line in sass.splitlines():
@@ -98,7 +98,7 @@ def describe(variant: Variant, code: Code | None, problem: str) -> Iterator[str]
     if (facts := variant.facts) is not None:
         yield (f"  {facts.registers} registers, {facts.spill_store_bytes} B spill stores, {facts.spill_load_bytes} B spill "
                f"loads, {facts.stack_bytes} B stack, {facts.shared_bytes:,} B shared, {facts.tmem_columns} TMEM columns, "
-               f"{facts.blocks_per_sm} blocks an SM")
+               f"{facts.blocks_per_sm} blocks per SM")
     if lines := dict.fromkeys([*(line for reason in variant.reasons for line in reason.lines), *variant.lines]):
         yield "lines that decided:"
         yield from (f"  {line}" for line in lines)

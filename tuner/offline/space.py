@@ -193,15 +193,15 @@ def _in_place(kernel: str, shape: KernelShape, recipe: Recipe, target: Target, f
 
 
 def with_fixed(found: Sequence[Candidate], subject: Subject) -> list[Candidate]:
-    """The candidates, and the kernels that aren't tuned, in every shape that they take beside those that are legal."""
+    """The candidates, and the kernels that aren't tuned, in every shape that they take with the legal schedules."""
     added = []
     for target in dict.fromkeys(c.target for c in found):
-        beside: dict[str, list[Schedule]] = {}
+        legal: dict[str, list[Schedule]] = {}
         for c in found:
             if c.target == target and c.problem is None:
-                beside.setdefault(c.kernel, []).append(c.schedule)
+                legal.setdefault(c.kernel, []).append(c.schedule)
         added += [Candidate(name, shape, fixed.schedule, target) for name, fixed in FIXED.items()
-                  for shape in fixed.shapes(subject.model, subject.recipe, beside)]
+                  for shape in fixed.shapes(subject.model, subject.recipe, legal)]
     return [*found, *map(reject, added)]
 
 

@@ -75,7 +75,7 @@ def sweep(request: SweepRequest, watch: Callable[[Progress], None] = lambda prog
 
     Raises:
         UserError: a model, target, kernel, space, recipe, toolchain or folder that is wrong or can't be used.
-        KeyboardInterrupt: stopped; what was finished is kept, and the same call goes on from there.
+        KeyboardInterrupt: stopped; finished work is kept, and the same call goes on from there.
     """
     started = time.perf_counter()
     model = load_model_shape(request.model)
@@ -162,7 +162,7 @@ def _plan(candidate: Candidate, recipe: Recipe, out: Path) -> Planned:
 
 def _compile(missing: list[Task], request: SweepRequest, out: Path, watch: Callable[[Progress], None],
              progress: Progress) -> dict[str, Record]:
-    """Run what isn't known yet. A task whose worker died is told in this run's report and tried again in the next."""
+    """Run the tasks without a record. One whose worker died is rejected in this report, and tried again by the next run."""
     watch(progress)
     if not missing:
         pool.clear_left(out)  # a run that was killed after its last record left nothing to do but this

@@ -391,7 +391,7 @@ def test_registers_are_drawn_against_occupancy(open_report: Open) -> None:
                                             "+d.getAttribute('cy'), d.getAttribute('class'), d.textContent])")
     (x, y, verdict, text), (x_spilled, y_spilled, spilled, _) = dots
     assert (verdict, spilled) == ("accepted", "rejected")
-    assert text == "qkv: 32 registers, 8 blocks an SM, 2 accepted"
+    assert text == "qkv: 32 registers, 8 blocks per SM, 2 accepted"
     assert x < x_spilled and y < y_spilled
 
 

@@ -302,7 +302,7 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path, space: str, swept: Path)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the whole group
     _, said = run.communicate(timeout=30)
     assert run.returncode == 130
-    assert "what was finished is kept" in said
+    assert "finished work is kept" in said
     assert "Traceback" not in said
     records = [json.loads(p.read_text()) for p in (tmp_path / "records").glob("*.json")]
     assert len(records) >= 4
