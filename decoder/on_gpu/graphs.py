@@ -32,9 +32,13 @@ class Graphs:
             with on(self.device):
                 launches()
 
+    def lacks(self, key: Hashable) -> bool:
+        """Whether a pass is still to be captured."""
+        return self.enabled and key not in self.graphs
+
     def prepare(self, key: Hashable, launches: Callable[[], None]) -> None:
         """Captures a pass before its first use, after one run that loads its kernels."""
-        if self.enabled and key not in self.graphs:
+        if self.lacks(key):
             with on(self.device):
                 launches()
             self.graphs[key] = self.capture(launches)

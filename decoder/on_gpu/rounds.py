@@ -57,6 +57,7 @@ class DeviceRounds:
             return None
         if proposal is not None and proposal.cache.capacity < len(request.tokens) + request.remaining - 1:
             return None  # its positions end before the request does
+        self.verification.load_script(plan.drafter)
         on_two_devices = proposal is not None and proposal.cache.buffer.device != self.cache.buffer.device
         if proposal is None or not (plan.branches or on_two_devices):
             self._capture(request, lambda: self._capture_batches(request, plan, proposal))
@@ -67,6 +68,7 @@ class DeviceRounds:
             self.ssd = None  # its memory goes before the new one's comes
             self.ssd = SsdRounds(self.verification, proposal, plan.branches)
         ssd = self.ssd
+        ssd.load_script(plan.drafter)
         self._capture(request, lambda: ssd.capture(request, plan, proposal))
         return self._run(request, plan, ssd.run(request, plan, proposal))
 
@@ -84,6 +86,7 @@ class DeviceRounds:
             stats.warnings.append(f"drafter {plan.drafter.name}: the target's logits hold NaN beside its draft; the request goes "
                                   "on without drafts")
             alone = replace(plan, drafter=None, features=None, draft_length=0, branches=0)
+            self.verification.load_script(None)
             answered = yield from self._batches(request, alone, None)
         else:
             warn_of_faults(stats, before, plan.drafter)
@@ -104,12 +107,12 @@ class DeviceRounds:
         rows = batch * (plan.draft_length + 1)
         first = len(request.tokens) + rows
         last = len(request.tokens) + request.remaining + IN_FLIGHT * rows
-        with self.network.lock:
-            self.verification.begin(request, plan, finished=True)
-            if proposal is not None:
-                proposal.begin(request.tokens[-1], self.network.verified)
-            for tokens in self.cache.steps_of_chunks(first, last):
-                self.graphs.prepare(*self._batch(plan, proposal, tokens))
+        batches = [self._batch(plan, proposal, tokens) for tokens in self.cache.steps_of_chunks(first, last)]
+        if any(self.graphs.lacks(key) for key, _ in batches):
+            self._begin(request, plan, proposal, finished=True)
+            with self.network.lock:
+                for key, launches in batches:
+                    self.graphs.prepare(key, launches)
 
     def _batch(self, plan: RoundPlan, proposal: Proposal | None, tokens: int) -> tuple[tuple[object, ...], Callable[[], None]]:
         """The key of a batch's graph, and its launches. tokens: an upper bound of the tokens in the caches after it."""
@@ -130,9 +133,9 @@ class DeviceRounds:
             return self.verification.fetch(slot, batch_of(plan.draft_length))
 
     @torch.inference_mode()
-    def _begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> None:
+    def _begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None, finished: bool = False) -> None:
         with self.network.lock:
-            self.verification.begin(request, plan)
+            self.verification.begin(request, plan, finished)
             if proposal is not None:
                 proposal.begin(request.tokens[-1], self.network.verified)
 

@@ -21,11 +21,14 @@ import torch
 from ...kernels.branch_selection import select_branch
 from ...kernels.fixed import FIXED
 from ..backend import RequestState, RoundPlan
+from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
 from ..stats import Stats
 from .graphs import Graphs
 from .proposals import Proposal
 from .verification import Record, Script, Verification, new_script, read_record, write_draft_token
+
+Key = tuple[object, ...]
 
 
 class Span:
@@ -99,16 +102,19 @@ class SsdRounds:
         """Whether it was made for this drafter and as many branches."""
         return proposal.cache is self.proposal.cache and branches == self.branches.count
 
-    @torch.inference_mode()
-    def begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal, finished: bool = False) -> None:
-        """A request's first round. finished: see DeviceInputs.begin."""
-        self.verification.begin(request, plan, finished)
-        proposal.begin(request.tokens[-1], self.verification.network.verified)
+    def load_script(self, drafter: Drafter | None) -> None:
+        """The script of a request on the drafter's device, if it has one; the verification has loaded its own."""
         self.script = None
-        if isinstance(plan.drafter, ScriptedDrafter):
+        if isinstance(drafter, ScriptedDrafter):
             self.script = self.scripts
             if not self.same_device:
-                self.scripts.load(plan.drafter)
+                self.scripts.load(drafter)
+
+    @torch.inference_mode()
+    def begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal, finished: bool = False) -> None:
+        """A request's first round, its scripts loaded. finished: see DeviceInputs.begin."""
+        self.verification.begin(request, plan, finished)
+        proposal.begin(request.tokens[-1], self.verification.network.verified)
         self.branches.begin(len(request.tokens) - 1)
         self._publish()
 
@@ -126,7 +132,7 @@ class SsdRounds:
                 prepare = self._prepare(length, most, not hit)
                 verify = self._verify(length, most)
             self._join()
-            self.target_graphs.run(self._key("finish", length), lambda: self.finish(length))
+            self.target_graphs.run(self._finish_key(length), lambda: self.finish(length))
             self._publish()
             slot = number % len(self.verification.records)
             return Flight(slot, self.verification.fetch(slot, 1), draft, verify, prepare)
@@ -138,6 +144,8 @@ class SsdRounds:
         first = len(request.tokens) + 2 * length + 1
         caches = (self.verification.cache, self.proposal.cache)
         counts = sorted({most for cache in caches for most in cache.steps_of_chunks(first, first + request.remaining)})
+        if not any(self._lacks(length, most) for most in counts):
+            return
         with self.verification.network.lock:
             self.begin(request, plan, proposal, finished=True)
             for most in counts:
@@ -146,10 +154,25 @@ class SsdRounds:
                 for drafted in (True, False):
                     self._prepare(length, most, drafted, only_capture=True)
                 self._join()
-                self.target_graphs.prepare(self._key("finish", length), lambda: self.finish(length))
+                self.target_graphs.prepare(self._finish_key(length), lambda: self.finish(length))
 
-    def _key(self, part: str, length: int, *more: object) -> tuple[object, ...]:
-        return (part, length, self.script is not None, *more)
+    def _lacks(self, length: int, most: int) -> bool:
+        """Whether a graph of a round is still to be captured."""
+        ours = [self._draft_key(length, most), *(self._prepare_key(length, most, drafted) for drafted in (True, False))]
+        return any(map(self.graphs.lacks, ours)) or any(map(self.target_graphs.lacks, (self._verify_key(length, most),
+                                                                                       self._finish_key(length))))
+
+    def _draft_key(self, length: int, most: int) -> Key:
+        return ("draft", length, self.proposal.cache.chunks_for(most), self.script is not None)
+
+    def _verify_key(self, length: int, most: int) -> Key:
+        return ("verify", length, self.verification.cache.chunks_for(most), self.proposal.layers)
+
+    def _prepare_key(self, length: int, most: int, drafted: bool) -> Key:
+        return ("prepare", length, self.proposal.cache.chunks_for(most), drafted)
+
+    def _finish_key(self, length: int) -> Key:
+        return ("finish", length, self.verification.script is not None)
 
     def _publish(self) -> None:
         """Copies the last verification for the drafter, as the target's stream has left it."""
@@ -177,10 +200,9 @@ class SsdRounds:
         """The drafter's proposal for the round that begins; after it the copy holds the rows to verify. only_capture: its graph
         is made and not replayed."""
         span, inputs, numerics = Span(self.proposal.network.device), self.mirror.inputs, self.proposal.network.recipe.numerics
-        key = self._key("draft", length, self.proposal.cache.chunks_for(most))
         run = self.graphs.prepare if only_capture else self.graphs.run
         with self._drafting(), span:
-            run(key, lambda: self.proposal.draft(
+            run(self._draft_key(length, most), lambda: self.proposal.draft(
                 self.mirror, length, most, lambda token, step: write_draft_token(token, step, inputs, numerics, self.script),
                 keep=True))
             self.verification.network.inputs.row_tokens.copy_(inputs.row_tokens, non_blocking=True)
@@ -188,10 +210,10 @@ class SsdRounds:
         return span
 
     def _verify(self, length: int, most: int, only_capture: bool = False) -> Span:
-        span, cache, layers = Span(self.verification.network.device), self.verification.cache, self.proposal.layers
+        span, layers = Span(self.verification.network.device), self.proposal.layers
         run = self.target_graphs.prepare if only_capture else self.target_graphs.run
         with span:
-            run(("verify", length, cache.chunks_for(most), layers), lambda: self.verification.verify(length, most, layers))
+            run(self._verify_key(length, most), lambda: self.verification.verify(length, most, layers))
         return span
 
     def _prepare(self, length: int, most: int, drafted: bool, only_capture: bool = False) -> Span:
@@ -199,8 +221,7 @@ class SsdRounds:
         run = self.graphs.prepare if only_capture else self.graphs.run
         with self._drafting():
             with span:
-                run(("prepare", length, self.proposal.cache.chunks_for(most), drafted),
-                    lambda: self.prepare(length, most, drafted))
+                run(self._prepare_key(length, most, drafted), lambda: self.prepare(length, most, drafted))
             if not self.same_device:  # outside the span: a copy to another GPU waits for that one's stream
                 self.table.copy_(self.branches.table, non_blocking=True)
         return span

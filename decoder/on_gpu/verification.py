@@ -98,12 +98,15 @@ class Verification:
         self.script: Script | None = None
         self._accept = partial(accept, schedule=FIXED["accept"].schedule, numerics=network.recipe.numerics)
 
-    def begin(self, request: RequestState, plan: RoundPlan, finished: bool = False) -> None:
-        """A request's first round. finished: see DeviceInputs.begin."""
+    def load_script(self, drafter: Drafter | None) -> None:
+        """The script of a request, if it has one."""
         self.script = None
-        if isinstance(plan.drafter, ScriptedDrafter):
-            self.tables.load(plan.drafter)
+        if isinstance(drafter, ScriptedDrafter):
+            self.tables.load(drafter)
             self.script = self.tables
+
+    def begin(self, request: RequestState, plan: RoundPlan, finished: bool = False) -> None:
+        """A request's first round, its script loaded. finished: see DeviceInputs.begin."""
         self.network.inputs.begin(request.tokens, request.remaining, sorted(plan.end_ids), finished)
 
     def write_draft(self, token: torch.Tensor, step: int) -> None:
