@@ -18,7 +18,18 @@ from ..schedules.recipe import Numerics
 from ..schedules.schedule import FixedSchedule
 from ..shapes.model import AcceptShape, DraftTokenShape
 from .layout import ENDS, FINISHED, HEADER, LEFT, LENGTH, PAIR, RECORD, ROUND, ROWS, STARTS, STATE, STRIDE, TIP
-from .operation import AtLeast, Constant, Launch, Operand, Operation, no_tensor_core, options, require, warps_contract
+from .operation import (
+    AtLeast,
+    Constant,
+    Launch,
+    Operand,
+    Operation,
+    no_tensor_core,
+    options,
+    require,
+    require_contract,
+    warps_contract,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +146,9 @@ def accept(winners: "torch.Tensor", now: Round, records: "torch.Tensor", *, draf
         ContractError: tensors that don't go together.
     """
     require(0 <= draft_length < ROWS, f"{draft_length} drafted tokens", f"0 to {ROWS - 1}")
-    launch = accept_launch(AcceptShape(ROWS), schedule, numerics)
+    shape = AcceptShape(ROWS)
+    require_contract(ACCEPT, shape, schedule)
+    launch = accept_launch(shape, schedule, numerics)
     launch((1,), ring=len(records), draft_length=draft_length, **launch.arguments({
         "winner_ptr": Operand(winners, (AtLeast(draft_length + 1),)),
         "row_token_ptr": Operand(now.row_tokens, (ROWS,)),
@@ -156,7 +169,9 @@ def draft_token(token: "torch.Tensor", now: Round, *, step: int, schedule: Fixed
         ContractError: tensors that don't go together.
     """
     require(0 <= step < ROWS - 1, f"place {step} of a draft", f"0 to {ROWS - 2}")
-    launch = draft_token_launch(DraftTokenShape(reference is not None), schedule, numerics)
+    shape = DraftTokenShape(reference is not None)
+    require_contract(DRAFT_TOKEN, shape, schedule)
+    launch = draft_token_launch(shape, schedule, numerics)
     launch((1,), step=step, rounds=0 if accepted is None else len(accepted), size=0 if reference is None else len(reference),
            **launch.arguments({
                "token_ptr": Operand(token, (AtLeast(1),)),

@@ -17,7 +17,18 @@ from ..schedules.schedule import FixedSchedule
 from ..shapes.model import DraftTokenShape
 from .accept import Round
 from .layout import HIT, RECORD, ROUND, ROWS, STATE, TABLE, TIP
-from .operation import AtLeast, Constant, Launch, Operand, Operation, no_tensor_core, options, require, warps_contract
+from .operation import (
+    AtLeast,
+    Constant,
+    Launch,
+    Operand,
+    Operation,
+    no_tensor_core,
+    options,
+    require,
+    require_contract,
+    warps_contract,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +80,9 @@ def select_branch(table: "torch.Tensor", now: Round, records: "torch.Tensor", *,
         ContractError: tensors that don't go together.
     """
     require(1 <= draft_length < ROWS, f"{draft_length} drafted tokens", f"1 to {ROWS - 1}")
-    launch = select_branch_launch(DraftTokenShape(hits is not None), schedule, numerics)
+    shape = DraftTokenShape(hits is not None)
+    require_contract(OPERATION, shape, schedule)
+    launch = select_branch_launch(shape, schedule, numerics)
     launch((1,), ring=len(records), rounds=0 if hits is None else len(hits), draft_length=draft_length, **launch.arguments({
         "table_ptr": Operand(table, (TABLE, ROWS)),
         "row_token_ptr": Operand(now.row_tokens, (ROWS,)),

@@ -184,6 +184,22 @@ def test_a_launcher_refuses_what_its_kernel_does_not_address(launcher: str, devi
     assert not launched
 
 
+SCHEDULED = [name for name, (_, launch) in CASES.items() if "FIXED" in launch.__code__.co_names]
+
+
+@pytest.mark.parametrize("launcher", SCHEDULED)
+def test_a_launcher_asks_the_contract_of_its_schedule(launcher: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fixed kernels too, whose schedules a caller passes."""
+    sizes, launch = CASES[launcher]
+    monkeypatch.setitem(FIXED, "schedule", FixedSchedule(num_warps=3))
+    with pytest.raises(ContractError, match="num_warps 3 is not a power of two"):
+        launch(make(device, **sizes))
+
+
+def test_the_fixed_kernels_are_all_asked() -> None:
+    assert {"norm", "draft_norm", "rope_append", "swiglu", "quantise", "accept", "draft_token", "select_branch"} <= set(SCHEDULED)
+
+
 @pytest.mark.parametrize("w_scale", ["every second entry", "one entry", "another type"])
 def test_scales_of_weights(w_scale: str, device: str) -> None:
     """The finding itself: such scales were read as if they were contiguous fp32."""
