@@ -112,7 +112,7 @@ def sha256(data: bytes) -> str:
 
 
 def save(bundle: Path, key: str, name: str, metadata: Mapping[str, object], ptx: str, cubin: bytes) -> None:
-    """Write one artefact. One that is there already and whole stays. Raises OSError where the disk won't have it."""
+    """Write one artefact. One that is there already and whole stays. Raises OSError if the disk won't have it."""
     folder = bundle / "artefacts"
     folder.mkdir(parents=True, exist_ok=True)
     target = {"target": vars(metadata["target"])} if "target" in metadata else {}
@@ -181,7 +181,7 @@ def read(place: Path) -> dict[str, bytes]:
 
 
 def require_judged(files: Mapping[str, bytes], key: str, judged: Mapping[str, str]) -> None:
-    """Raises BundleError where an artefact isn't the one that was inspected. judged: SHA-256 of the inspected cubin by key; an
+    """Raises BundleError if an artefact isn't the one that was inspected. judged: SHA-256 of the inspected cubin by key; an
     artefact that isn't in it was never a candidate."""
     found = next(sha256(data) for name, data in files.items() if name.endswith(".cubin"))
     if judged.get(key, found) != found:

@@ -56,11 +56,11 @@ class Neighbours:
         return kernel in self.schedules
 
     def schedules_of(self, kernel: str, kind: type[ScheduleT]) -> list[ScheduleT]:
-        """The schedules of a tunable kernel; nothing where it isn't there."""
+        """The schedules of a tunable kernel; nothing if it isn't there."""
         return [s for s in self.schedules.get(kernel, ()) if isinstance(s, kind)]
 
     def partials(self, kernel: str) -> list[int]:
-        """split_k of a linear's schedules, and the one y of a prompt's pass; nothing where it isn't there."""
+        """split_k of a linear's schedules, and the one y of a prompt's pass; nothing if it isn't there."""
         found = [s.split_k for s in self.schedules_of(kernel, LinearSchedule)]
         return sorted({1, *found}) if found else []
 

@@ -62,7 +62,7 @@ class AtLeast(int):
 
 
 class Operand(NamedTuple):
-    """A tensor of a launch and the layout that the kernel addresses, or None where the kernel goes without it.
+    """A tensor of a launch and the layout that the kernel addresses, or None if the kernel goes without it.
 
     sizes: of each axis. strides: arguments of the kernel that take the strides of the first axes; each is a positive multiple of
     16 elements below 2^31, so that one artefact serves every layout and loads are 16 bytes wide. The other axes are contiguous.

@@ -136,7 +136,7 @@ def nvdisasm_path() -> str:
 
 
 def release(tool: str) -> str:
-    """`13.1` from the tool's --version. Raises ToolchainError where it doesn't run."""
+    """`13.1` from the tool's --version. Raises ToolchainError if it doesn't run."""
     try:
         return _release_of(tool, file_digest(tool))
     except (OSError, subprocess.CalledProcessError, IndexError) as e:
@@ -178,14 +178,14 @@ def check(targets: Sequence[Target], numerics: Numerics) -> str:
 
 
 def check_switches() -> None:
-    """Raises ToolchainError where a switch is set that changes code."""
+    """Raises ToolchainError if a switch is set that changes code."""
     if found := sorted(switches()):
         raise ToolchainError(f"{', '.join(found)} set in the environment",
                              expected="the compiler as it comes", action=f"unset {' '.join(found)}")
 
 
 def check_assembler(target: Target) -> None:
-    """Assemble an empty kernel. Raises ToolchainError where the assembler doesn't know the target."""
+    """Assemble an empty kernel. Raises ToolchainError if the assembler doesn't know the target."""
     ptxas = ptxas_path(target.capability)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "empty.ptx"
@@ -205,7 +205,7 @@ def check_assembler(target: Target) -> None:
 
 
 def check_numerics(target: Target, numerics: Numerics) -> None:
-    """Raises ToolchainError where Triton accumulates FP8 products otherwise than the recipe pins, if it pins anything."""
+    """Raises ToolchainError if Triton accumulates FP8 products otherwise than the recipe pins, if it pins anything."""
     found = default_options(target.capability).max_num_imprecise_acc_default
     pinned = numerics.max_num_imprecise_acc.get(target.arch)
     if pinned is not None and found != pinned:

@@ -40,7 +40,7 @@ class Precision:
 class Numerics:
     """Compiler flags that reach the output bits. max_num_imprecise_acc: FP8 products the tensor core may accumulate in
     its narrow accumulator before they are added in fp32, by target; it is the compiler's own default, checked, not set.
-    promote_every: FP8 products along K after which the decode linears add to fp32 at the latest; 0 where nothing is FP8."""
+    promote_every: FP8 products along K after which the decode linears add to fp32 at the latest; 0 if nothing is FP8."""
 
     enable_fp_fusion: bool
     max_num_imprecise_acc: Mapping[str, Count]

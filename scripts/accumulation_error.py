@@ -58,7 +58,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """The measurement of one setting. every and recipe: as in Setting; errors: over the RMS of the output; ms: None where the
+    """The measurement of one setting. every and recipe: as in Setting; errors: over the RMS of the output; ms: None if the
     GPU throttled."""
 
     kernel: str

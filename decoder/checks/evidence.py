@@ -47,7 +47,7 @@ class Evidence:
                 "results": [r.to_dict() for r in self.results]}
 
     def write(self, path: Path) -> None:
-        """Writes the file whole or not at all. Raises RequestError where that can't be done."""
+        """Writes the file whole or not at all. Raises RequestError if that can't be done."""
         try:
             replace_text(path, json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n", durable=True)
         except OSError as e:

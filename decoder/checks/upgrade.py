@@ -36,7 +36,7 @@ def require_evidence(weights: str, kinds: Sequence[str]) -> None:
 
 
 def require_promoted(notes: BackendNotes) -> tuple[PromotedSchedule, ...]:
-    """The promoted rows that a model runs under. Raises RequestError where a kernel runs under none."""
+    """The promoted rows that a model runs under. Raises RequestError if a kernel runs under none."""
     if not notes.schedules:
         raise RequestError(f"--promote on the {notes.name} backend: no promoted schedules are in use",
                            expected="the triton backend, on a GPU, under a recipe that has schedules",

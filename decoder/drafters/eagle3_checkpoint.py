@@ -79,7 +79,7 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def rename(tensors: Tensors) -> Tensors:
-    """The `layers.0.` spelling as `midlayer.`. Raises LoadError where both stand there."""
+    """The `layers.0.` spelling as `midlayer.`. Raises LoadError if both stand there."""
     if all(any(n.startswith(p) for n in tensors) for p in (LAYER, OTHER_LAYER)):
         raise LoadError("an EAGLE-3 checkpoint with both midlayer.* and layers.0.*", expected="one spelling")
     return {LAYER + n.removeprefix(OTHER_LAYER) if n.startswith(OTHER_LAYER) else n: t for n, t in tensors.items()}

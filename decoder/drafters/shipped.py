@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent / "data"
 
 
 def shipped_drafter(shape: ModelShape, tokenizer: Tokenizer | None, folder: Path = FOLDER) -> Path | None:
-    """The folder of the drafter made for this target, or None where none ships."""
+    """The folder of the drafter made for this target, or None if none ships."""
     if tokenizer is None:
         return None
     wanted = identity_of(shape, tokenizer)

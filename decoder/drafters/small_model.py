@@ -18,7 +18,7 @@ FEED = 128  # rows of one pass over a prompt
 
 
 def choose_rows(model: Model, final: "torch.Tensor", chooser: Chooser, indices: list[int]) -> list[int]:
-    """The token that `chooser` chooses from each row, for the sequence indices given. Raises NumericsError where a row has
+    """The token that `chooser` chooses from each row, for the sequence indices given. Raises NumericsError if a row has
     none."""
     if chooser.greedy:
         chosen = model.greedy(final)

@@ -46,7 +46,7 @@ class BranchDecode(Decode):
 class DeviceBranches:
     """The branches of one drafter, at fixed addresses. count: how many, at most a row tile.
 
-    ids [V_d]: the target id of each column of the drafter's logits, ascending, or None where they are the same. lead: slots
+    ids [V_d]: the target id of each column of the drafter's logits, ascending, or None if they are the same. lead: slots
     between the tokens in the target's cache plus the accepted ones, and a branch's first slot: 0 for EAGLE-3, 1 for a model.
     table [TABLE, ROWS] int32: see kernels/branch_selection.py. counts [count] int64: accepted tokens before each branch.
     """

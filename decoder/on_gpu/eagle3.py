@@ -246,7 +246,7 @@ class TritonEagle3Model:
 
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:
-        """The winning target id of each row. Raises NumericsError where a row holds nothing but NaN."""
+        """The winning target id of each row. Raises NumericsError if a row holds nothing but NaN."""
         with on(self.device):
             parts = [self.launch_head(part.contiguous()).tolist() for part in final.split(self.head_schedule.row_tile)]
         found = [token for part in parts for token in part]

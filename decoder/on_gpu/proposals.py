@@ -101,7 +101,7 @@ class SmallModelProposal:
 
 
 def proposal_of(plan: RoundPlan) -> Proposal | None:
-    """The device's form of a plan's drafter, or None where it has none."""
+    """The device's form of a plan's drafter, or None if it has none."""
     inner = plan.drafter.inner if isinstance(plan.drafter, ScriptedDrafter) else plan.drafter
     if isinstance(inner, Eagle3Drafter) and isinstance(inner.model, TritonEagle3Model) and plan.features is not None:
         assert isinstance(inner.cache, DeviceCache)

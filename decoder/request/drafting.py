@@ -45,7 +45,7 @@ class Answer(Generic[T]):
     ended: float = 0.0
 
 
-Prepared = Future[Answer[Branch]] | None  # branches to come; None where the drafter isn't asked any more
+Prepared = Future[Answer[Branch]] | None  # branches to come; None if the drafter isn't asked any more
 
 
 class Worker:
@@ -148,7 +148,7 @@ class Drafting:
         return default if answer is None else answer.value
 
     def _wait(self, name: str, future: "Future[Answer[T]]") -> Answer[T] | None:
-        """The answer, with its problem counted; None where it takes too long."""
+        """The answer, with its problem counted; None if it takes too long."""
         try:
             answer = future.result(self.timeout_s)
         except TimeoutError:

@@ -24,7 +24,7 @@ class TokenLogprob(Alternative):
 
 @dataclass(frozen=True)
 class EndRules:
-    """When a request ends. eos_ids: the model's, empty where they are ignored; stop_ids and stop: the request's own."""
+    """When a request ends. eos_ids: the model's, empty if they are ignored; stop_ids and stop: the request's own."""
 
     max_new_tokens: int
     eos_ids: frozenset[int] = frozenset()

@@ -66,7 +66,7 @@ class Tokenizer:
 
 
 def unicode_text(text: str) -> str:
-    """The text itself. Raises RequestError where it holds a lone surrogate."""
+    """The text itself. Raises RequestError if it holds a lone surrogate."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise RequestError("the text holds a lone surrogate", expected="valid Unicode")
     return text

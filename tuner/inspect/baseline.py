@@ -46,7 +46,7 @@ def _worst(name: str, arch: str, group: list[Inspected]) -> Worst:
 
 
 def read_baseline(path: Path) -> dict[tuple[str, str], Worst]:
-    """Raises ReportError where the file isn't one."""
+    """Raises ReportError if the file isn't one."""
     fields = read_fields(path, ReportError)
     if (schema := fields.get("schema", str)) != SCHEMA:
         raise fields.fail("schema", f"is {schema!r}", expected=SCHEMA, action="write it with tune-kernels inspect --format json")

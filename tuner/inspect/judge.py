@@ -44,7 +44,7 @@ class Demands:
 class Inspected:
     """One kernel as it is. Spills and stack are bytes per thread, shared memory bytes per block; None: this artefact doesn't say.
 
-    instructions: tensor-core family → count; conversions: PTX lines that turn FP8 into f16; reasons: empty where it is accepted.
+    instructions: tensor-core family → count; conversions: PTX lines that turn FP8 into f16; reasons: empty if it is accepted.
     """
 
     name: str

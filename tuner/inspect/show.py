@@ -19,7 +19,7 @@ TEXT_WIDTH = 120
 
 @dataclass(frozen=True)
 class Inspection:
-    """One run. worse: the lines of baseline.regressions, or None where no baseline was given."""
+    """One run. worse: the lines of baseline.regressions, or None if no baseline was given."""
 
     kernels: tuple[Inspected, ...]
     worse: tuple[str, ...] | None = None

@@ -44,7 +44,7 @@ class CubinFacts:
 
 
 def read_cubin(cubin: bytes) -> CubinFacts:
-    """The facts of a cubin's one kernel. Raises Unreadable where the file, a section or a tensor-core instruction isn't
+    """The facts of a cubin's one kernel. Raises Unreadable if the file, a section or a tensor-core instruction isn't
     understood, or where it holds another number of kernels."""
     kernels = read_kernels(cubin)
     if len(kernels) != 1:
@@ -53,7 +53,7 @@ def read_cubin(cubin: bytes) -> CubinFacts:
 
 
 def read_kernels(cubin: bytes) -> dict[str, CubinFacts]:
-    """Name → facts of each kernel in a cubin, in the file's order. Raises Unreadable where the file, a section or a tensor-core
+    """Name → facts of each kernel in a cubin, in the file's order. Raises Unreadable if the file, a section or a tensor-core
     instruction isn't understood."""
     try:
         elf = ELFFile(io.BytesIO(cubin))

@@ -77,7 +77,7 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(folder: Path, path: Path) -> Record | None:
-    """A record written before, or None where there is none that can be relied on. folder: where its artefact lies."""
+    """A record written before, or None if there is none that can be relied on. folder: where its artefact lies."""
     try:
         fields = parse_fields(path.read_bytes(), "JSON", str(path), ReportError)
         if fields.get("schema", str) != SCHEMA:

@@ -146,7 +146,7 @@ def classes_of(contest: Contest) -> dict[Schedule, str]:
 
 @dataclass(frozen=True)
 class Compared:
-    """A promoted row against its class here. found: the class of its schedule, None where it wasn't computed."""
+    """A promoted row against its class here. found: the class of its schedule, None if it wasn't computed."""
 
     row: PromotedSchedule
     found: str | None

@@ -29,7 +29,7 @@ class DecoderProbe(Protocol):
     """The full model, for the part of the gate that needs it. Schedules: those of kernels that aren't the decoder's own."""
 
     def tokens(self, schedules: Mapping[str, Schedule]) -> Tokens:
-        """Tokens by mode (ar, sd, ssd) of each prompt of the prompt set. Raises UserError where the decoder can't run."""
+        """Tokens by mode (ar, sd, ssd) of each prompt of the prompt set. Raises UserError if the decoder can't run."""
 
     def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule], repeats: int) -> Times:
         """Times of a token by mode, measured in turns; fewer than `repeats` where throttling spoilt some."""

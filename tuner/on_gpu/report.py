@@ -53,7 +53,7 @@ class KnobEffect:
 
 @dataclass(frozen=True)
 class Trace:
-    """One process's confirmation, round by round. incumbent_us and fastest_us: [rounds]; sm_mhz: [rounds], None where not
+    """One process's confirmation, round by round. incumbent_us and fastest_us: [rounds]; sm_mhz: [rounds], None if not
     recorded; throttled: [rounds]."""
 
     process: str
@@ -151,7 +151,7 @@ def _place(place: Place, shape: KernelShape, target: str, outcome: str, accepted
 
 
 def share_of_ceiling(shape: KernelShape, times: Distribution | None, target: str) -> float | None:
-    """Bytes over time as a share of the bandwidth that was measured on the SKU; None where bytes don't bound the time."""
+    """Bytes over time as a share of the bandwidth that was measured on the SKU; None if bytes don't bound the time."""
     if times is None or isinstance(shape, MergeShape):
         return None
     sku = load_sku(target)

@@ -91,7 +91,7 @@ def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Cal
          watch: Watch, fingerprint: str | None = None) -> Outcome:
     """One run on this machine's GPU.
 
-    make_probe: from the folder of the artefacts; None where the model is a drafter, whose kernels no token depends on.
+    make_probe: from the folder of the artefacts; None if the model is a drafter, whose kernels no token depends on.
     fingerprint: of the weights.
 
     Raises:
@@ -138,7 +138,7 @@ def conclude(now: Recording, recipe: Recipe, rankings: dict[str, Ranking], skipp
 
 
 def promote(outcome: Outcome, schedules: Path | None) -> Path | None:
-    """Write the rows to the first folder of the search path; the file, None where there is nothing to write. Raises
+    """Write the rows to the first folder of the search path; the file, None if there is nothing to write. Raises
     ScheduleError."""
     return store.promote(store.search_path(schedules)[0], outcome.promoted) if outcome.promoted.rows else None
 
@@ -258,7 +258,7 @@ class _Run:
         return timed
 
     def _raced(self, base: str, contest: Contest, timed: Timed, out_of_time: OutOfTime) -> list[str] | None:
-        """Candidates, the fastest first; None where throttling left too few rounds to say."""
+        """Candidates, the fastest first; None if throttling left too few rounds to say."""
         before = [b for b in contest.batches if b.phase == RACE and b.enough and base in b.samples_us]
         batches = race(contest.groups(self.recipe), contest.home() or "", base, timed, out_of_time, before)
         if any(not b.enough for b in batches):
@@ -267,7 +267,7 @@ class _Run:
 
     def _searched(self, base: str, contest: Contest, admit: Callable[[str], bool], timed: Timed,
                   out_of_time: OutOfTime) -> list[str] | None:
-        """The best that anyone found who shares the study, checked here, fastest first; None where throttling stopped it."""
+        """The best that anyone found who shares the study, checked here, fastest first; None if throttling stopped it."""
         from .samples.search import Study, search
 
         storage = self.request.storage or str(self.path.parent.absolute() / "study.journal")

@@ -20,7 +20,7 @@ from .samples.recording import Contest, Entrant, Origin
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions of survivors. model: as load_model_shape takes it; shape: None where the bundle's own will do; folders: of
+    """The conditions of survivors. model: as load_model_shape takes it; shape: None if the bundle's own will do; folders: of
     promoted schedules, in the order of asking."""
 
     model: str
@@ -32,7 +32,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Survivors:
-    """folder: of the artefacts; report: of the offline run; differs: why they were compiled anew, empty where they weren't."""
+    """folder: of the artefacts; report: of the offline run; differs: why they were compiled anew, empty if they weren't."""
 
     folder: Path
     report: Report

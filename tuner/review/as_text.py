@@ -74,7 +74,7 @@ def _print_more(count: int, what: str, console: Console) -> None:
 
 
 def _table(cells: Sequence[dict[str, Text]], width: int) -> Table | None:
-    """A row a line, a column for each thing that some row has; None where a word would not fit, which rich crops silently."""
+    """A row a line, a column for each thing that some row has; None if a word would not fit, which rich crops silently."""
     names = [name for name in cells[0] if any(c[name] for c in cells)]
     columns = [[_text(name), *(c[name] for c in cells)] for name in names]
     least = [max(_longest(cell, " " if name != "time" else "\n") for cell in column) for name, column in zip(names, columns)]

@@ -75,7 +75,7 @@ def installed_kernels() -> Kernels:
 
 
 def evidence_of(row: PromotedSchedule | None, kernels: Kernels) -> EvidenceState | None:
-    """None where there is no promoted row on this side."""
+    """None if there is no promoted row on this side."""
     if row is None:
         return None
     evidence = row.evidence
@@ -100,7 +100,7 @@ def stale_reasons(row: PromotedSchedule, kernels: Kernels) -> list[tuple[str, st
 
 
 def bits_of(old: PromotedSchedule | None, new: PromotedSchedule | None) -> Bits | None:
-    """None where there is nothing promoted on either side. Classes are of one target: two SKUs' don't compare."""
+    """None if there is nothing promoted on either side. Classes are of one target: two SKUs' don't compare."""
     if old is None and new is None:
         return None
     if old is None or new is None:

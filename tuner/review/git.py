@@ -28,7 +28,7 @@ def top_of(here: Path) -> Path:
 
 
 def resolve(top: Path, name: str) -> Revision | None:
-    """The commit or tree that a name means (branch, tag, hash, HEAD~2), or None where git knows no such name."""
+    """The commit or tree that a name means (branch, tag, hash, HEAD~2), or None if git knows no such name."""
     for kind in ("commit", "tree"):
         if said := _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{{kind}}}"):
             return Revision(top, name, said.decode().strip())
@@ -61,7 +61,7 @@ def _blob(revision: Revision, name: str) -> bytes:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """Git's output, or None after a failure. Raises DiffError where there is no git."""
+    """Git's output, or None after a failure. Raises DiffError if there is no git."""
     try:
         done = subprocess.run(["git", "--literal-pathspecs", *arguments], cwd=folder, capture_output=True)
     except FileNotFoundError:

@@ -56,7 +56,7 @@ class Sources:
         return self.trees[module]
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
-        """(module, value) of a name, through imports between the kernels' files; None where it is from elsewhere or not there."""
+        """(module, value) of a name, through imports between the kernels' files; None if it is from elsewhere or not there."""
         value = self.names(module).get(name)
         if not isinstance(value, ast.ImportFrom):
             return None if value is None or isinstance(value, ast.Import) else (module, value)

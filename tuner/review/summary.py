@@ -128,7 +128,7 @@ def _is_the_models(row: RowDiff, model: ModelShape) -> bool:
 
 
 def _step(place: tuple[str, str, str], by_kernel: Mapping[str, RowDiff], model: ModelShape) -> Step | None:
-    """None where no kernel of the step has two times that compare, or none of them changed."""
+    """None if no kernel of the step has two times that compare, or none of them changed."""
     old = low = high = new = 0.0
     counted, left_out = [], []
     for kernel in (k for k in model.kernel_shapes() if k not in NOT_IN_THE_STEP):

@@ -17,7 +17,7 @@ CLOCK_TOLERANCE = 0.01  # a kernel's time changes at most as its clocks do: less
 
 @dataclass(frozen=True)
 class TimeChange:
-    """old, new: the distributions; ratio: new over old with its 95% interval, None where not comparable. basis: how the
+    """old, new: the distributions; ratio: new over old with its 95% interval, None if not comparable. basis: how the
     two came to be compared; why: the reason why they can't be."""
 
     verdict: str
@@ -35,7 +35,7 @@ def verdict_of(interval: tuple[float, float]) -> str:
 
 
 def time_change(old: PromotedSchedule | None, new: PromotedSchedule | None) -> TimeChange | None:
-    """None where nothing was timed, as in an offline report. A new row is compared with the schedule that it was
+    """None if nothing was timed, as in an offline report. A new row is compared with the schedule that it was
     measured against, which its timing holds."""
     if new is None:
         return TimeChange(NOT_COMPARABLE, old.timing.times, None, why="removed") if old else None

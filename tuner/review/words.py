@@ -72,7 +72,7 @@ def times(found: Distribution | None) -> str:
 
 
 def time_verdict(time: TimeChange | None) -> str:
-    """`faster −6.3% [−6.8, −5.9]`, `tie …`, `not comparable: other driver: …`, or nothing where nothing was timed."""
+    """`faster −6.3% [−6.8, −5.9]`, `tie …`, `not comparable: other driver: …`, or nothing if nothing was timed."""
     if time is None:
         return ""
     if time.verdict == SAME:

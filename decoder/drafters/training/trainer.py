@@ -156,7 +156,7 @@ class Trainer:
         self.work.note_seconds()
 
     def restore(self) -> bool:
-        """Goes on from the checkpoint; False where there is none."""
+        """Goes on from the checkpoint; False if there is none."""
         path = self.work.folder / STATE
         if not path.is_file():
             return False

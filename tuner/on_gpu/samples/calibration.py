@@ -22,7 +22,7 @@ STEP, MOST = 0.0005, 0.2  # of the differences that are tried
 @dataclass(frozen=True)
 class Calibration:
     """false_wins: comparisons of equals in which a difference was claimed; found: those with PLANTED in which the slowdown was;
-    resolved: the smallest slowdown found in SURE of them, None where none of up to MOST is; noise: standard deviation of a
+    resolved: the smallest slowdown found in SURE of them, None if none of up to MOST is; noise: standard deviation of a
     pair's ratio."""
 
     comparisons: int
@@ -60,7 +60,7 @@ def calibrate_on(batches: Sequence[Batch], rounds: int = CONFIRM_ROUNDS, shared:
 
 def resolution_of(confirmed: Sequence[Batch]) -> float | None:
     """The smallest difference that a run's confirmations resolve, as a share of the time, from all the rounds that each has left;
-    None where they resolve none."""
+    None if they resolve none."""
     windows = [_Window(w, max(1, len(batch.samples_us) - 1)) for batch in confirmed for name in batch.samples_us
                for w in _halves(batch.kept(name), len(batch.states) - batch.dropped)]
     return _resolved(windows)

@@ -17,7 +17,7 @@ OUTCOMES = (GAIN, REFUSED, THROTTLED, UNDECIDED, NOT_ASKED, SKIPPED, UNCHANGED) 
 @dataclass(frozen=True)
 class Decision:
     """The decision on one kernel. outcome: one of OUTCOMES; now: the schedule in place; proposed: another that is faster alone,
-    None where there is none; times_now and times: of the two; alone: proposed over now; full_model: intervals by mode, new over
+    None if there is none; times_now and times: of the two; alone: proposed over now; full_model: intervals by mode, new over
     old, of this change or of all accepted changes together (`together`)."""
 
     kernel: str

@@ -74,7 +74,7 @@ class GateResult:
         return TOO_FEW in self.rejected.get(kernel, "")
 
     def slowdown(self, kernel: str) -> tuple[str, tuple[float, float]] | None:
-        """(mode, interval) of the full model's time for which a change was rejected; None where it was for another reason."""
+        """(mode, interval) of the full model's time for which a change was rejected; None if it was for another reason."""
         found = TIMED.fullmatch(self.rejected.get(kernel, ""))
         return (found[2], (float(found[3]), float(found[4]))) if found else None
 
@@ -86,7 +86,7 @@ def describe_slowdown(mode: str, interval: tuple[float, float]) -> str:
 
 
 def other_recipe(recipe: Recipe, schedule: Schedule) -> str | None:
-    """Why a schedule belongs to another recipe: it orders sums otherwise than this one fixes. None where it doesn't. How K is
+    """Why a schedule belongs to another recipe: it orders sums otherwise than this one fixes. None if it doesn't. How K is
     split is no part of the recipe: it shows in the class."""
     fixed = {"row_tile": recipe.row_tile, "chunk": recipe.kv_chunk}
     for knob, value in fixed.items():

@@ -68,7 +68,7 @@ class Place:
 class Ranking:
     """One kernel's candidates, the fastest first, then by their ratio to the incumbent.
 
-    winner: a name, the incumbent's where nothing is faster; None where no candidate is right or confirmed. tied: faster ones that
+    winner: a name, the incumbent's where nothing is faster; None if no candidate is right or confirmed. tied: faster ones that
     can't be told from the winner."""
 
     kernel: str
@@ -134,7 +134,7 @@ def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: 
 
 
 def between_processes(confirmed: Mapping[str, Sequence[Batch]], names: Iterable[str], base: str) -> float:
-    """The largest difference from the incumbent that the processes may explain, as a share; 0 where one process confirmed."""
+    """The largest difference from the incumbent that the processes may explain, as a share; 0 if one process confirmed."""
     each = [[float(np.median(r)) for listed in confirmed.values() if len(r := ratios(listed, name, base))] for name in names]
     spread = [(np.var(found, ddof=1), len(found)) for found in each if len(found) > 1]
     if not spread:

@@ -5,14 +5,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ....kernels import registry
 from ....schedules.promoted import PATH_WEIGHTS, RANDOM_WEIGHTS, AnySchedule, AnyShape, Artefact, Toolchain
 from ....schedules.recipe import Recipe
 from ....schedules.schedule import Schedule
 from ....shapes.errors import UserError
-from ....shapes.fields import Digest, Fields, read_fields, require_name
+from ....shapes.fields import Digest, Fields, Table, read_fields, require_name
 from ....shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape, shape_to_dict
 from ....shapes.target import load_sku
 from ...errors import GpuError, RecordingError
@@ -108,7 +108,7 @@ def require_some_life(contest: Contest) -> None:
 
 @dataclass
 class Recording:
-    """One run. target: the SKU; weights: of the full model, with their fingerprint where they are in files; gate: None where the
+    """One run. target: the SKU; weights: of the full model, with their fingerprint where they are in files; gate: None if the
     full model wasn't asked; processes: in how many a winner must be confirmed."""
 
     model: str
@@ -146,7 +146,7 @@ def load(path: Path) -> Recording:
     return recording_of(read_fields(path, RecordingError))
 
 
-def to_dict(recording: Recording) -> dict[str, Any]:
+def to_dict(recording: Recording) -> Table:
     """As its file has it."""
     plain = {n: getattr(recording, n) for n in ("model", "target", "recipe", "seed", "weights", "weights_fingerprint",
                                                 "seconds_to_first_sample", "gpu_seconds")}
@@ -157,7 +157,7 @@ def to_dict(recording: Recording) -> dict[str, Any]:
 
 
 def recording_of(fields: Fields) -> Recording:
-    """Raises RecordingError where the fields aren't a whole recording, or contradict each other."""
+    """Raises RecordingError if the fields aren't a whole recording, or contradict each other."""
     schema = fields.get("schema", str)
     if schema not in (SCHEMA, FIRST_SCHEMA):
         raise fields.fail("schema", f"is {schema!r}"[:120], expected=SCHEMA)

@@ -63,7 +63,7 @@ class Study:
         raise AssertionError("unreachable")
 
     def claim(self) -> "tuple[Trial, str] | None":
-        """(trial, variant) that nobody else measures; None where all are claimed."""
+        """(trial, variant) that nobody else measures; None if all are claimed."""
         while left := [name for name in self.candidates if name not in self._owners()]:
             name, token = self._proposed(left), uuid.uuid4().hex
             self.study.add_trial(self.optuna.trial.create_trial(

@@ -46,7 +46,7 @@ class State:
 @dataclass(frozen=True)
 class Batch:
     """Rounds of samples. phase: RACE, CONFIRM or calibrate; samples_us: by candidate, one per round; states: one per round;
-    process: which worker process took them, empty where that was not recorded."""
+    process: which worker process took them, empty if that was not recorded."""
 
     phase: str
     seed: int
@@ -85,7 +85,7 @@ def interval(samples: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float
 
 
 def distribution(batches: Iterable[Batch], name: str) -> Distribution | None:
-    """Times of one candidate over batches; None where no sample was kept."""
+    """Times of one candidate over batches; None if no sample was kept."""
     parts = [b.kept(name) for b in batches if name in b.samples_us]
     samples = np.concatenate(parts) if parts else np.array([])
     if not len(samples):
@@ -101,7 +101,7 @@ def ratios(batches: Iterable[Batch], name: str, base: str) -> np.ndarray:
 
 
 def paired(found: np.ndarray, comparisons: int = 1) -> Paired | None:
-    """The median ratio with its interval; None where there is no pair. comparisons: how many are made at once; the error
+    """The median ratio with its interval; None if there is no pair. comparisons: how many are made at once; the error
     is shared among them (Bonferroni)."""
     if not len(found):
         return None
@@ -163,7 +163,7 @@ def stored_batch(batch: Batch) -> StoredBatch:
 
 
 def batch_of(stored: StoredBatch, where: str) -> Batch:
-    """Raises RecordingError where a candidate hasn't one sample a round."""
+    """Raises RecordingError if a candidate hasn't one sample a round."""
     for name, times in stored.samples_us.items():
         if len(times) != len(stored.states):
             raise RecordingError(f"{where}: {name}: {len(times)} samples in {len(stored.states)} rounds", expected="one a round")

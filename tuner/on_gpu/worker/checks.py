@@ -58,7 +58,7 @@ def _from_bundle(task: CheckTask, checks: Callable[[], Checked]) -> Answer[Check
 
 
 def require_artefact(problem: Problem, schedule: Schedule) -> None:
-    """Raises BundleError where a candidate's artefact isn't in the bundle, or isn't the one that was inspected: one compiled here
+    """Raises BundleError if a candidate's artefact isn't in the bundle, or isn't the one that was inspected: one compiled here
     never was."""
     from ....kernels import bundle, registry
 

@@ -34,7 +34,7 @@ class CudaDevice:
 
 @cache
 def cuda_device() -> CudaDevice | None:
-    """The device that CUDA numbers 0 here, from the driver's library; None where there is no driver or no device."""
+    """The device that CUDA numbers 0 here, from the driver's library; None if there is no driver or no device."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -58,7 +58,7 @@ class Nvml:
     handle: object
 
     def ask(self, name: str, *arguments: object) -> "int | None":
-        """The number that a query gives, or None where this GPU or driver doesn't answer it."""
+        """The number that a query gives, or None if this GPU or driver doesn't answer it."""
         try:
             found: int = getattr(self.module, name)(self.handle, *arguments)
         except (self.module.NVMLError, AttributeError):
@@ -72,7 +72,7 @@ class Nvml:
 
 
 def this_machine() -> Machine:
-    """The GPU that CUDA will use. Raises GpuError where there is none."""
+    """The GPU that CUDA will use. Raises GpuError if there is none."""
     nvml = _nvml()
     if nvml is None:
         return _from_nvidia_smi()
@@ -135,7 +135,7 @@ def _nvml() -> Nvml | None:
 
 
 def found_by(module: "ModuleType", device: CudaDevice) -> Nvml | None:
-    """NVML's handle of one of CUDA's devices; None where it has none, as of a part of a GPU."""
+    """NVML's handle of one of CUDA's devices; None if it has none, as of a part of a GPU."""
     ways: tuple[tuple[Callable[[bytes], object], str], ...] = (
         (module.nvmlDeviceGetHandleByUUID, device.uuid), (module.nvmlDeviceGetHandleByPciBusId, device.bus))
     for handle_by, name in ways:

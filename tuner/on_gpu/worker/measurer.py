@@ -31,7 +31,7 @@ class Measurer(Protocol):
 
     def time(self, problem: Problem, candidates: Mapping[str, Schedule], phase: str, rounds: int,
              seed: int) -> tuple[Batch | None, dict[str, Failure]]:
-        """A batch of those that lived (None where none did), and those that died."""
+        """A batch of those that lived (None if none did), and those that died."""
 
     def fresh_process(self) -> None:
         """Later calls are measured in another process than earlier ones."""

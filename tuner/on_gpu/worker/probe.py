@@ -49,7 +49,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """words: as in tasks.CheckTask. new is empty where tokens are asked for."""
+    """words: as in tasks.CheckTask. new is empty if tokens are asked for."""
 
     bundle: str
     words: str
@@ -84,7 +84,7 @@ class GpuProbe:
         return self.known[chosen]
 
     def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule], repeats: int) -> Times:
-        """As DecoderProbe; nothing where the decoder's own kernels have the same schedules."""
+        """As DecoderProbe; nothing if the decoder's own kernels have the same schedules."""
         if _ordered(old) == _ordered(new):
             return {}
         return self._ask(time_task, self._task(_ordered(old), _ordered(new), repeats))

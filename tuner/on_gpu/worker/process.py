@@ -56,7 +56,7 @@ def judged(folder: str) -> dict[str, str]:
 def install(folder: str) -> None:
     """Kernels launch from the bundle from now on, and each cubin must be the one that was inspected. A kernel that isn't in it is
     compiled, and counted: no candidate gets so far, but a kernel of the full model may, where the bundle was made of some kernels
-    only. Raises GpuError where torch finds no GPU."""
+    only. Raises GpuError if torch finds no GPU."""
     import torch
 
     from ....kernels import bundle, registry
