@@ -96,16 +96,16 @@ def autoregressive(model: "PreTrainedModel", prompt: list[int], limit: int) -> t
 
 
 def speculative(model: "PreTrainedModel", drafter: Draft, prompt: list[int], limit: int, length: int,
-                ahead: ThreadPoolExecutor | None = None) -> tuple[list[int], Stats]:
-    """SD; or SSD with `ahead`, a thread that drafts on for the outcome in which all is accepted."""
+                worker: ThreadPoolExecutor | None = None) -> tuple[list[int], Stats]:
+    """SD; or SSD with `worker`, a thread that drafts on for the outcome in which all is accepted."""
     target = Sequence(model)
     tokens, end = [*prompt, target.feed(prompt)[-1]], len(prompt) + limit
-    stats = Stats(mode="naive-ssd" if ahead else "naive-sd", prompt_tokens=len(prompt), prefill_s=target.seconds)
+    stats = Stats(mode="naive-ssd" if worker else "naive-sd", prompt_tokens=len(prompt), prefill_s=target.seconds)
     started = time.perf_counter()
     draft = drafter.propose(tokens, length)
     while len(tokens) < end:
         stats.draft_s += time.perf_counter() - started - stats.decode_s
-        following: Future[list[int]] | None = ahead.submit(drafter.propose, tokens + draft, length + 1) if ahead else None
+        following: Future[list[int]] | None = worker.submit(drafter.propose, tokens + draft, length + 1) if worker else None
         winners = target.feed([tokens[-1], *draft])
         accepted = next((i for i, token in enumerate(draft) if token != winners[i]), length)
         stats.count_round(length, accepted, min(accepted + 1, end - len(tokens)))
@@ -116,7 +116,7 @@ def speculative(model: "PreTrainedModel", drafter: Draft, prompt: list[int], lim
         if guess and accepted == length and guess[0] == tokens[-1]:
             stats.branch_hits, draft = stats.branch_hits + 1, guess[1:]
         else:
-            stats.branch_misses, draft = stats.branch_misses + bool(ahead), drafter.propose(tokens, length)
+            stats.branch_misses, draft = stats.branch_misses + bool(worker), drafter.propose(tokens, length)
     stats.verify_s = target.seconds - stats.prefill_s
     return tokens[len(prompt):end], stats
 
@@ -146,5 +146,5 @@ class Naive:
         drafter = LookupDraft() if self.lookup else ModelDraft(self.small)
         if mode == "sd":
             return speculative(self.model, drafter, prompt, limit, length)
-        with ThreadPoolExecutor(1) as ahead:
-            return speculative(self.model, drafter, prompt, limit, length, ahead)
+        with ThreadPoolExecutor(1) as worker:
+            return speculative(self.model, drafter, prompt, limit, length, worker)

@@ -3,11 +3,23 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 import click
 
 from .screen import reported
+
+
+class Asked(TypedDict):
+    """The values of drafters/training/settings.py."""
+
+    weights: str
+    out: Path
+    minutes: float
+    draft_vocab: int
+    prompts: Path | None
+    seed: int
+    storage: str
 
 
 @click.command("train-drafter")
@@ -23,14 +35,14 @@ from .screen import reported
 @click.option("--storage", type=click.Choice(("bf16", "int8")), default="bf16", show_default=True, help="Of the weights.")
 @click.option("--json", "as_json", is_flag=True, help="The card as one JSON object on standard output.")
 @reported
-def train_drafter(device: str | None, as_json: bool, **given: Any) -> None:
+def train_drafter(device: str | None, as_json: bool, **asked: Unpack[Asked]) -> None:
     """Train an EAGLE-3 drafter on the target's own answers; no data set is needed. A killed run goes on where it was."""
     from ..drafters.training.settings import Settings, sizes_for
     from ..drafters.training.train import refuse_cpu
     from ..drafters.training.train import train_drafter as train
     from ..loading import torch_device
 
-    settings, place = Settings(**given), torch_device(device)
+    settings, place = Settings(**asked), torch_device(device)
     if device is None and place.type == "cpu":
         refuse_cpu(settings)
     card = train(settings, sizes_for(place), place, lambda line: click.echo(line, err=True))

@@ -290,8 +290,6 @@ def test_eagle3(recipe: str, load: Load, driven: Callable[[], None], monkeypatch
     script = decoder.generate(prompt, "sd", max_new_tokens=6, draft_length=2)
     assert script.token_ids == ar
     assert script.stats.accepted_per_round == [1, 2]
-    if recipe != RECIPES[-1]:
-        return
     decoder.drafter = drafter
     found = decoder.generate(prompt, "sd", max_new_tokens=3, draft_length=2)
     ssd = decoder.generate(prompt, "ssd", max_new_tokens=3, draft_length=2, branches=1)
