@@ -110,7 +110,7 @@ def test_evidence_becomes_that_of_the_model(folder: Path, promoted: Path, checks
             assert (evidence.prompts, evidence.tokens_compared) == (1, 321)
             assert evidence.tokens_sha256 != old.evidence.tokens_sha256
             assert new.problems() == []
-            assert replace(new, evidence=old.evidence, date=old.date) == old
+            assert replace(new, evidence=old.evidence, date=old.date, row_digest=old.row_digest) == old
     assert str(tmp_path) not in next(promoted.glob("*/*.json")).read_text()
 
 
