@@ -54,7 +54,7 @@ class Round:
 
     @property
     def emitted(self) -> list[int]:
-        """What goes out: up to the recovery token, an end, the limit; nothing of a finished request."""
+        """The emitted tokens: up to the recovery token, an end, the limit; none of a finished request."""
         if self.finished:
             return []
         kept = self.winners[:self.accepted + 1]
@@ -94,7 +94,7 @@ def judge(case: Round, device: str) -> dict[str, Any]:
 
 
 def check(case: Round, device: str) -> None:
-    """Each place the kernel writes holds what the rule says, and every other place what it held."""
+    """Each place that the kernel writes holds the rule's value, and every other place its old one."""
     after = judge(case, device)
     slot = case.number % RING
     record = after["records"][slot].tolist()
@@ -127,7 +127,6 @@ def check(case: Round, device: str) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_accepted_count(width: int, device: str) -> None:
-    """Decoding 1, 11, 12."""
     winners = list(range(20, 21 + width))
     for accepted in range(width + 1):
         draft = [*winners[:accepted], *(token + 40 for token in winners[accepted:width])]
@@ -138,7 +137,7 @@ def test_every_accepted_count(width: int, device: str) -> None:
 
 @pytest.mark.parametrize("at", range(5))
 def test_an_end_at_each_place(at: int, device: str) -> None:
-    """Decoding 6: an accepted end stops there; one that is rejected, or past the recovery token, doesn't."""
+    """An accepted end stops there; one that is rejected, or past the recovery token, doesn't."""
     winners = [20, 21, 22, 23, 24]
     for accepted in range(5):
         draft = [*winners[:accepted], *[40] * (4 - accepted)]
@@ -149,7 +148,7 @@ def test_an_end_at_each_place(at: int, device: str) -> None:
 
 
 def test_the_limit_at_each_place(device: str) -> None:
-    """Decoding 8: the limit, alone and with an end before, at and after it."""
+    """The limit, alone and with an end before, at and after it."""
     winners = [20, 21, 22, 23, 24]
     for left in range(1, 7):
         check(Round(winners, winners[:4], left=left), device)

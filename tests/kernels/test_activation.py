@@ -84,7 +84,7 @@ def run_quantise(x: "torch.Tensor", rows: int, amax: "torch.Tensor" = None) -> "
 
 
 def value(terms: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
-    """What two terms stand for, in fp64."""
+    """The value of two terms, in fp64."""
     return (terms[0].double() + terms[1].double() / LO_FACTOR) * scale.double()[:, None]
 
 

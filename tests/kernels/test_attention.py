@@ -68,7 +68,7 @@ def run(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", length: int, de
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("length", [0, 1, 14, 30, 31, 32, 33, 62, 63, 64, 65])
 def test_attention_equals_fp64_around_chunk_edges(heads: Heads, length: int, device: str) -> None:
-    """Decoding 3 and 24: lengths across each chunk boundary, V addressed with its own strides."""
+    """Lengths across each chunk boundary, V addressed with its own strides."""
     k, v = cache(heads, 96, device, poison_from=length + ROWS)
     q = queries(heads, ROWS, device)
     found = run(q, k, v, length, device)

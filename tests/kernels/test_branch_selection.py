@@ -63,7 +63,7 @@ def test_any_table(data: Any, device: str) -> None:
 
 
 def test_a_branch_of_another_round_is_never_served(device: str) -> None:
-    """Decoding 18: the same outcome, prepared one round before or after."""
+    """The same outcome, prepared one round before or after."""
     for made in (4, 6):
         assert served([(2, 9, made, [7] * 15)], (2, 9), 5, 4, device) == (0, [POISON] * 4)
     assert served([(2, 9, 4, [7] * 15), (2, 9, 5, [8] * 15)], (2, 9), 5, 4, device) == (1, [8] * 4)

@@ -1,4 +1,4 @@
-"""F32: what compilers do to two kernels, and the oracle's word on the one of them that is a kernel of its own."""
+"""F32: two kernels that compilers spoil; one of them is checked against the oracle, too."""
 
 from pathlib import Path
 

@@ -80,7 +80,7 @@ def test_an_unaligned_pointer_does_not_take_the_aligned_artefact(tmp_path: Path,
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 def test_a_damaged_artefact_is_named_not_loaded(tmp_path: Path, gpu: Driver, damage: str) -> None:
-    """Tuning 11: what is loaded is what was written."""
+    """The loaded cubin is the written one."""
     key = make_bundle(tmp_path)
     cubin = tmp_path / "artefacts" / key / "linear_kernel.cubin"
     data = bytearray(cubin.read_bytes())
@@ -109,7 +109,7 @@ def test_a_called_function_counts_for_the_digest() -> None:
 
 
 def test_every_constant_option_and_type_changes_the_key() -> None:
-    """Tuning 11: kernel source, shape, schedule, target and flags are all in the key."""
+    """Kernel source, shape, schedule, target and flags are all in the key."""
     changes = [{"BLOCK_N": 128}, {"BLOCK_K": 64}, {"num_stages": 4}, {"num_warps": 8}, {"split_k": 2},
                {"orientation": "activations_as_m"}, {"row_tile": 8}, {"blocks_per_sm": 2}, {"load": "tma"}, {"pdl": True},
                {"maxnreg": 64}]

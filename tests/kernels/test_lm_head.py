@@ -101,7 +101,7 @@ def test_rows_alone_and_among_others(case: Case, device: str) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (3, 31), (31, 32), (5, 70), (63, 64), (40, 99)])
 def test_a_tie_goes_to_the_lowest_id(first: int, second: int, device: str) -> None:
-    """Decoding 4: an exact tie between two logits, inside a block, at its edge and across blocks."""
+    """An exact tie between two logits, inside a block, at its edge and across blocks."""
     import torch
 
     w = torch.zeros(100, 64, dtype=torch.bfloat16, device=device)
@@ -154,7 +154,7 @@ def test_rows_may_stand_for_other_ids(device: str) -> None:
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_row_of_nan_gives_minus_one(mapped: bool, device: str) -> None:
-    """And its neighbours what they give without it."""
+    """And its neighbours are as without it."""
     import torch
 
     x, w = operands(Case(100, 64), 5, device)
@@ -166,7 +166,7 @@ def test_a_row_of_nan_gives_minus_one(mapped: bool, device: str) -> None:
 
 
 def test_scratch_is_written_and_no_more_of_it_than_there_are_rows(device: str) -> None:
-    """A fixed address for graphs; what it held before doesn't show."""
+    """A fixed address for graphs; its old contents don't show."""
     x, w = operands(Case(100, 64), 5, device)
     expected = lm_head(x, w, schedule=BASE)
     scratch = new_scratch(100, BASE, x.device)

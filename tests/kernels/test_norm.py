@@ -25,7 +25,7 @@ TOKENS = [3, 0, 10, -1, 3, 7, 1, 10, 5]  # -1 stands for no token, and reads row
 
 @dataclass(frozen=True)
 class Case:
-    """H with and without a tail; what is added, where x begins, what comes out."""
+    """H with and without a tail; the kind of input, the start of x, the kind of output."""
 
     name: str
     H: int = 64
@@ -90,7 +90,7 @@ def run(case: Case, tensors: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def residual(tensors: dict[str, Any]) -> Any:
-    """What x becomes, in fp32 steps: [MOST, H] bf16."""
+    """The new x, in fp32 steps: [MOST, H] bf16."""
     x = tensors["x"][:MOST]
     if "tokens" in tensors:
         x = tensors["embedding"][tensors["tokens"].clamp(min=0).long()]
@@ -103,7 +103,7 @@ def residual(tensors: dict[str, Any]) -> Any:
 
 
 def value(terms: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
-    """What two terms stand for, in fp64."""
+    """The value of two terms, in fp64."""
     return (terms[0].double() + terms[1].double() / LO_FACTOR) * scale.double()[:, None]
 
 
@@ -155,7 +155,7 @@ def test_rows_alone_and_among_others(case: Case, device: str) -> None:
 
 @pytest.mark.parametrize("H", [48, 64, 144])
 def test_two_terms_are_the_bf16_output(H: int, device: str) -> None:
-    """Byte for byte what the `torch` backend's `split` makes of it. The scale comes from the unrounded maximum: a row may have
+    """Byte for byte the result of the `torch` backend's `split`. The scale comes from the unrounded maximum: a row may have
     the scale beside it where rounding crosses a power of two, and stands for the same values then."""
     import torch
     from tune_kernels.decoder.on_torch.linear import split

@@ -103,7 +103,7 @@ def test_linear_equals_fp64(case: Case, rows: int, device: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_a_linear_gives_the_same_bytes_however_its_rows_are_cut(case: Case, device: str) -> None:
-    """Decoding 5: a one-row tail, and cuts beside the edge of a tile."""
+    """A one-row tail, and cuts beside the edge of a tile."""
     import torch
 
     rows = BLOCK_M + 9
@@ -187,7 +187,7 @@ def test_attention_equals_fp64(heads: Heads, length: int, rows: int, device: str
 
 @pytest.mark.parametrize("length", [0, 5])
 def test_attention_gives_the_same_bytes_however_its_rows_are_cut(length: int, device: str) -> None:
-    """Decoding 5: what a later part of the prompt will write isn't there yet, and doesn't show."""
+    """Keys that a later part of the prompt will write don't show."""
     import torch
 
     heads, rows = HEADS[0], QUERIES + 12

@@ -1,4 +1,4 @@
-"""RoPE and append: against fp64 and, bit for bit, against the `torch` backend's rotation; what is written, and where."""
+"""RoPE and append: against fp64 and, bit for bit, against the `torch` backend's rotation; the written places."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -97,7 +97,7 @@ def test_rotation_equals_fp64_and_the_torch_backend(case: Case, length: int, dev
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nothing_else_is_written(case: Case, device: str) -> None:
-    """Slots before and after the rows, and rows past them, keep their poison; Decoding 24."""
+    """Slots before and after the rows, and rows past them, keep their poison. No two strides are equal."""
     qkv = partials(case, device)
     for length, rows in ((0, 1), (5, 3), (5, MOST)):
         q, k, v = run(case, qkv, length, rows, device)

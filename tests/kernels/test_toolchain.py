@@ -1,4 +1,4 @@
-"""The installed toolchain: which switches there are, and that an artefact's key knows what made it. Runs on each Triton."""
+"""The installed toolchain: its switches, and its part in an artefact's key. Runs on each Triton."""
 
 from pathlib import Path
 

@@ -90,7 +90,7 @@ def test_recipes_are_called_what_their_files_are() -> None:
 
 
 def test_a_recipe_of_kernels_says_how_wrong_they_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a limit is no part of what a promoted schedule is looked up by."""
+    """And a limit is no part of a promoted schedule's key."""
     monkeypatch.setattr(recipe_module, "SHIPPED", tmp_path)
     text = (Path(recipe_module.__file__).parent / "recipes" / "fp8-v1.toml").read_text()
     (tmp_path / "fp8-v1.toml").write_text(text.replace("partials = 4e-4", "partials = 3e-4"))

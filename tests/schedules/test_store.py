@@ -1,4 +1,4 @@
-"""The store: what is written is read, what is not proven is not found, and nothing is lost."""
+"""The store: written rows are found, unproven ones are not, and nothing is lost."""
 
 import json
 import multiprocessing
@@ -71,7 +71,7 @@ def parse(text: str) -> PromotedFile:
 
 @given(rows())
 def test_a_row_survives_its_file(row: PromotedSchedule) -> None:
-    """Tuning 14: what the tuner writes, the runtime reads."""
+    """The runtime finds the tuner's rows."""
     text = store.text_of(PromotedFile("nvidia-h200", "m", "fp8-v1", (row,)))
     found = parse(text)
     assert found.rows == (row,) and row.row_digest == found.rows[0].digest()
@@ -101,7 +101,7 @@ def test_what_is_promoted_is_found_whatever_the_model_is_called(tmp_path: Path) 
     ({"toolchain": replace(row().toolchain, flags={"enable_fp_fusion": True})}, "flags {'enable_fp_fusion': False"),
 ])
 def test_what_differs_in_one_part_is_refused_and_the_part_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    """Tuning 11, 12, 15 and 16: each part of the key decides."""
+    """Each part of the key decides."""
     promote(tmp_path, row())
     with pytest.raises(NotPromoted, match="nearest has") as caught:
         store.lookup(replace(store.key_of(row()), **change), [tmp_path])
@@ -147,7 +147,6 @@ def _write_rows(folder: str, kernel: str, count: int) -> None:
 
 
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
-    """Tuning 13."""
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write_rows, args=(str(tmp_path), kernel, 15)) for kernel in ("gate_up", "down")]
     for writer in writers:

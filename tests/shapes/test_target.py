@@ -17,7 +17,7 @@ def test_shipped_skus() -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_limits_are_the_same_for_every_sku_of_an_arch(arch: str) -> None:
-    """load_arch takes any SKU of the arch, so what the inspection uses must not depend on which."""
+    """load_arch takes any SKU of the arch: limits that the inspection uses must be the same for all."""
     limits = [{k: v for k, v in dataclasses.asdict(t).items() if k not in PER_SKU} for t in load_targets() if t.arch == arch]
     assert limits
     assert all(one == limits[0] for one in limits)
@@ -36,7 +36,6 @@ def test_an_unknown_target_says_how_it_is_spelt(name: str, hint: str) -> None:
 
 
 def test_an_unlisted_gpu_gets_no_silent_default() -> None:
-    """Tuning 16."""
     with pytest.raises(ShapeError, match="nvidia-b300"):
         load_sku("nvidia-b30")
 

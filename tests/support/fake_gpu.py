@@ -70,7 +70,7 @@ def split_class(schedule: Any) -> str:
 
 @dataclass
 class FakeMeasurer:
-    """time_us: the true time; does: what a candidate does wrong in its checks; kills: those that die when timed;
+    """time_us: the true time; does: a candidate's failure in its checks, or None; kills: those that die when timed;
     throttled: by round; flags: whether NVML is there to say so."""
 
     time_us: Callable[[Schedule], float]

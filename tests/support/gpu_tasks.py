@@ -1,4 +1,4 @@
-"""Tasks of a worker on the GPU that do what their candidate's schedule says, for the worker's tests: imported by name."""
+"""Tasks of a worker on the GPU whose behaviour is coded in their candidate's schedule, for the worker's tests."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ CRASHES, HANGS, RAISES, RUNS_OUT = 2, 3, 4, 5  # num_stages of candidates that d
 
 
 def misbehave(stages: int) -> None:
-    """What a candidate does to its process."""
+    """A candidate's effect on its process."""
     if stages == CRASHES:
         os.kill(os.getpid(), signal.SIGSEGV)
     elif stages == HANGS:

@@ -20,7 +20,7 @@ def assert_same_bytes(found: Any, expected: Any, what: str = "") -> None:
 
 
 def assert_close(found: "torch.Tensor", expected: "torch.Tensor", rms: float, worst: float, what: str = "") -> None:
-    """Relative RMS error, and worst error in units of the RMS of what is expected. NaN never passes."""
+    """Relative RMS error, and worst error in units of the expected values' RMS. NaN never passes."""
     a, b = found.double().cpu(), expected.double().cpu()
     scale = b.pow(2).mean().sqrt()
     error = (a - b).abs()

@@ -9,7 +9,7 @@ from tune_kernels.tuner.errors import AssemblerDied
 
 
 def work(task: tuple[str, int]) -> int:
-    """Do what the task's name says; return its number."""
+    """Misbehaves as the task's name says; returns its number."""
     kind, number = task
     if kind == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -12,7 +12,7 @@ ARGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background
 
 @dataclass
 class Opened:
-    """A page in the browser, and what it did meanwhile."""
+    """A page in the browser, with its errors and requests."""
 
     page: Any
     said: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ from triton.backends.compiler import GPUTarget
 
 
 class Tensor:
-    """What Triton's specialisation looks at: a dtype and an address."""
+    """A dtype and an address, all that Triton's specialisation reads."""
 
     def __init__(self, dtype: str, address: int = 4096) -> None:
         self.dtype = _Name(dtype)

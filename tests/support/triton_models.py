@@ -38,7 +38,7 @@ def loader(device: str, recipe_of: Callable[..., Recipe]) -> Load:
 
 
 def restored(decoder: Decoder) -> Iterator[Decoder]:
-    """For a fixture: what a test changes in a decoder that others share is put back."""
+    """For a fixture: undoes a test's changes to a decoder that others share."""
     kept = dict(vars(decoder))
     yield decoder
     vars(decoder).update(kept)

@@ -183,7 +183,7 @@ def old_ptxas(tmp_path: Path) -> str:
 
 
 def test_a_toolchain_too_old_for_the_target_is_said_before_the_sweep(tmp_path: Path, old_ptxas: str) -> None:
-    """Tuning 10: an assembler that doesn't know sm_103a crashed in the middle of a sweep."""
+    """An assembler that doesn't know sm_103a crashed in the middle of a sweep."""
     done = tune("--offline", "--target", "sm_103", "--out", str(tmp_path / "out"), TRITON_PTXAS_BLACKWELL_PATH=old_ptxas)
     assert done.returncode == 1
     assert "can't assemble for sm_103" in done.stderr

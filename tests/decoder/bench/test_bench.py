@@ -1,4 +1,4 @@
-"""What `bench` counts: runs that warm up show in no figure, and yet must make AR's tokens."""
+"""`bench`: runs that warm up show in no figure, and yet must make AR's tokens."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def decoder(tiny_shape: ModelShape, recipe_of: Callable[..., Recipe]) -> Decoder
 
 
 def run(decoder: Decoder) -> tuple[list[bench.Run], list[str]]:
-    """Two repeats of AR and SD, and what was said of them."""
+    """Two repeats of AR and SD, and the lines that were printed."""
     said: list[str] = []
     chosen = bench.configs(("ar", "sd"), (2,))
     return list(bench.run_all(decoder, bench.BenchPlan(PROMPTS, 2, chosen, 8, None, 2), said.append)), said

@@ -1,4 +1,4 @@
-"""Strict loading: what is missing, left over, misshapen or unsupported is refused by name."""
+"""Strict loading: tensors and keys that are missing, left over, misshapen or unsupported are refused by name."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def test_tensors_are_checked(tensors: dict[str, Any], message: str, tiny_folders
 ])
 def test_unsupported_features_are_refused_by_name(kind: str, config: dict[str, Any], message: str, tmp_path: Path,
                                                   tiny_folders: dict[str, Path]) -> None:
-    """Decoding 22, F6: scaling that depends on the length of a prompt among them; a key that isn't known isn't ignored."""
+    """F6: scaling that depends on the length of a prompt among them; a key that isn't known isn't ignored."""
     with pytest.raises(LoadError, match=message):
         Decoder.load(str(copy(tiny_folders[kind], tmp_path / "m", config)), recipe="fp32")
 
@@ -207,7 +207,7 @@ def test_old_checkpoints_with_rope_buffers_load(tiny_folders: dict[str, Path], t
 
 
 def test_generation_config(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
-    """Several end ids; what the model's configuration asks for and greedy decoding doesn't do is said in stats."""
+    """Several end ids; settings of the model that greedy decoding ignores are named in stats."""
     folder = copy(tiny_folders["llama"], tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps(
         {"eos_token_id": [3, 257], "repetition_penalty": 1.1, "do_sample": True}))

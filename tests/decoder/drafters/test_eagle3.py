@@ -167,7 +167,7 @@ def guided(decoder: Decoder, tensors: dict[str, torch.Tensor], folder: Path, mod
 @pytest.mark.parametrize("right", range(5))
 def test_every_draft_stands_on_the_targets_features(mode: str, right: int, load: Callable[..., Decoder], tmp_path: Path,
                                                     target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding 12, 13, 20: after any accepted count, and after served branches, each draft is the one that
+    """After any accepted count, and after served branches, each draft is the one that
     the independent implementation computes afresh from the target's features."""
     tensors = tensors_of()
     decoder = load(write(tmp_path / "d", tensors))
@@ -208,7 +208,7 @@ def test_branches_start_from_the_drafters_own_features(load: Callable[..., Decod
 
 
 def test_an_embedding_and_a_rope_of_its_own(load: Callable[..., Decoder], tmp_path: Path, target_folder: Path) -> None:
-    """Decoding 20: the drafter's own embedding and its own RoPE base win, also with another hidden size."""
+    """The drafter's own embedding and its own RoPE base win, also with another hidden size."""
     tensors = tensors_of(own_hidden=48)
     tensors["embed_tokens.weight"] = torch.randn(VOCABULARY, 48, generator=torch.Generator().manual_seed(1))
     decoder = load(write(tmp_path / "d", tensors, rope_theta=500.0))
@@ -220,7 +220,7 @@ def test_an_embedding_and_a_rope_of_its_own(load: Callable[..., Decoder], tmp_pa
 
 
 def test_the_drafters_rope_scaling_is_honoured(load: Callable[..., Decoder], tmp_path: Path) -> None:
-    """Decoding 20: scaled frequencies differ from plain ones; an unknown kind is refused."""
+    """Scaled frequencies differ from plain ones; an unknown kind is refused."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 64}
     plain = load(write(tmp_path / "plain", tensors_of())).drafter.model.rope
@@ -269,7 +269,7 @@ def as_ids(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 ])
 def test_what_does_not_fit_is_refused(tensors: dict[str, torch.Tensor], config: dict[str, Any], message: str,
                                       load: Callable[..., Decoder], tmp_path: Path) -> None:
-    """Decoding 20, F6: every mistake that would otherwise show only as low acceptance."""
+    """F6: every mistake that would otherwise show only as low acceptance."""
     with pytest.raises(LoadError, match=message):
         load(write(tmp_path / "d", tensors, **config))
 
@@ -325,19 +325,19 @@ def test_switches_that_ask_for_the_plain_layer_load(load: Callable[..., Decoder]
 
 
 def feature_layer_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    """Decoding 20: the layers that read the features are taken for those that give them."""
+    """The layers that read the features are taken for those that give them."""
     layers = eagle3_loader.feature_layers
     patch.setattr(eagle3_loader, "feature_layers", lambda *a: tuple(i + 1 for i in layers(*a)))
 
 
 def d2t_taken_for_ids(patch: pytest.MonkeyPatch) -> None:
-    """Decoding 20: the offset itself is taken for the target's id."""
+    """The offset itself is taken for the target's id."""
     ids = eagle3_loader.target_ids
     patch.setattr(eagle3_loader, "target_ids", lambda *a: ids(*a) - torch.arange(DRAFT_VOCABULARY))
 
 
 def features_not_overwritten(patch: pytest.MonkeyPatch) -> None:
-    """Decoding 13: accepted entries keep the drafter's own features."""
+    """Accepted entries keep the drafter's own features."""
     def accept(self: Eagle3Drafter, outcome: Any) -> None:
         kept = min(self.cache.cursor, outcome.base - 1 + outcome.accepted)
         self.cache.rollback(kept)
@@ -346,7 +346,7 @@ def features_not_overwritten(patch: pytest.MonkeyPatch) -> None:
 
 
 def rewound_one_too_far(patch: pytest.MonkeyPatch) -> None:
-    """Decoding 12: one entry is dropped that the next ones need."""
+    """One entry is dropped that the next ones need."""
     accept = Eagle3Drafter.accept
 
     def wrong(self: Eagle3Drafter, outcome: Any) -> None:

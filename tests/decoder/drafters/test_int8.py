@@ -1,4 +1,4 @@
-"""int8 rows: the error of a value is at most half its row's scale; what doesn't go together is refused."""
+"""int8 rows: the error of a value is at most half its row's scale; contradictions are refused."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 
 def make_bundle(folder: Path, model: ModelShape, recipe: Recipe, schedules: Path) -> None:
-    """What a sweep of a shipped space adds to its candidates, compiled."""
+    """The fixed kernels that a sweep of a shipped space adds, compiled."""
     subject = Subject(model, recipe, list(model.kernel_shapes(recipe.linear_dtype, recipe.terms)), [load_arch("sm_90")])
     for one in with_fixed(with_those_in_place([], subject, store.search_path(schedules)), subject):
         assert one.problem is None, one
@@ -117,7 +117,7 @@ def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) ->
 
 @torch.inference_mode()
 def launch_round(ssd: SsdRounds, draft_length: int, tokens: int) -> None:
-    """A round of SD, and what SSD has beside it, after a miss and after a hit."""
+    """A round of SD, and SSD's own launches, after a miss and after a hit."""
     speculative_step(ssd.verification, ssd.proposal, draft_length, tokens, 0)
     ssd.proposal.draft(ssd.verification.network.verified, draft_length, tokens, ssd.verification.write_draft, keep=True)
     for drafted in (True, False):

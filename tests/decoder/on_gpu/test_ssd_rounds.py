@@ -39,18 +39,18 @@ def loaded(load: Load) -> Decoder:
 
 @pytest.fixture
 def decoder(loaded: Decoder) -> Iterator[Decoder]:
-    """A model with its equal as drafter; what a test changes in it is put back."""
+    """A model with its equal as drafter; a test's changes are undone."""
     yield from restored(loaded)
 
 
 @pytest.fixture(scope="module")
 def expected(loaded: Decoder) -> list[int]:
-    """What AR emits after PROMPT."""
+    """AR's tokens after PROMPT."""
     return loaded.generate(PROMPT, "ar", max_new_tokens=TOKENS).token_ids
 
 
 def recorded(patch: pytest.MonkeyPatch, place: Any, prepare: Callable[..., Branch]) -> list[Branch]:
-    """What each round prepares from now on. prepare: the branches of one call of place.prepare."""
+    """The branches that each round prepares from now on. prepare: the branches of one call of place.prepare."""
     found: list[Branch] = []
     patch.setattr(place, "prepare", lambda *arguments: found.append(prepare(*arguments)) or found[-1])
     return found
@@ -113,7 +113,7 @@ def test_the_branches_are_those_that_python_makes(kind: str, load: Load, monkeyp
 
 
 def test_every_accepted_count_on_a_hit_and_on_a_miss(decoder: Decoder, expected: list[int]) -> None:
-    """The tokens are AR's, accepted and hit what the script says."""
+    """The tokens are AR's; accepted tokens and hits are the script's."""
     counts = [0, 0, 1, 1, 2, 2, 3, 3]
     decoder.drafter = ScriptedDrafter([*PROMPT, *expected], counts, SHAPE.vocab_size, [True, False], decoder.drafter)
     result = decoder.generate(PROMPT, "ssd", max_new_tokens=TOKENS, draft_length=K, branches=2)

@@ -1,4 +1,4 @@
-"""F1 and F41: what the CPU's kernels compute is fixed by IEEE 754, whatever the rows, the threads, the load and the CPU."""
+"""F1 and F41: the results of the CPU's kernels are fixed by IEEE 754, whatever the rows, the threads, the load and the CPU."""
 
 import hashlib
 import os

@@ -151,7 +151,7 @@ def test_what_cannot_be_read_is_said(name: str, data: bytes, tmp_path: Path) -> 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc to make a fat binary")
 def test_a_fat_binary(tmp_path: Path) -> None:
-    """Every architecture and kernel in it; what a linker leaves empty is no kernel."""
+    """Every architecture and kernel in it; a linker's empty sections are no kernels."""
     (tmp_path / "a.cu").write_text("__global__ void one(float* a) { a[threadIdx.x] += 1; }\n"
                                    "__global__ void two(float* a) { a[threadIdx.x] *= 2; }\n")
     codes = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in (80, 90)]

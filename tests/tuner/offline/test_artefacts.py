@@ -1,6 +1,6 @@
-"""What the artefacts say: the silent FP16 fallback, spills, limits that nobody checks offline, and every kernel's default.
+"""The artefacts' facts: the silent FP16 fallback, spills, limits that nobody checks offline, and every kernel's default.
 
-Tuning 6, 7 and 8: nothing here is assumed from the source or from a list of bad blocks.
+Nothing here is assumed from the source or from a list of bad blocks.
 """
 
 from dataclasses import replace

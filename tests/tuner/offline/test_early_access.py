@@ -1,4 +1,4 @@
-"""What is touched before the wait, read from PTX: written by hand here, and by the compiler at the end."""
+"""Accesses before the wait, read from PTX: written by hand here, and by the compiler at the end."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,7 @@ READ, WEIGHTS, WRITTEN, ANYWHERE = ("x_ptr", False), ("w_ptr", False), ("out_ptr
     ("// ld.global.b32 %r2, [%rd1]; bra nowhere\n/* st.global.b32 [%rd3], %r1; */", []),
 ])
 def test_what_counts(instruction: str, expected: list[tuple[str | None, bool]]) -> None:
-    """Before the wait; after it nothing does. What a function holds beside the entry is its own."""
+    """Before the wait; after it nothing does. Other functions don't count."""
     assert touched(f"{instruction}\n{WAIT}") == expected
     assert touched(f"{WAIT}\n{instruction}") == []
 

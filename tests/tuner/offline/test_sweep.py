@@ -1,4 +1,4 @@
-"""The sweep: what it reports, what it remembers, and that neither a kill nor a second run loses anything."""
+"""The sweep: its report, its memory, and that neither a kill nor a second run loses anything."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def request(out: Path, space: str, **changes: Any) -> SweepRequest:
 
 
 def essence(report: dict[str, Any]) -> dict[str, Any]:
-    """What two runs must agree on: all but times and what was known before."""
+    """The part on which two runs must agree: all but times and the number of cached variants."""
     variants = [{k: v for k, v in one.items() if k != "compile_ms"} for one in report["variants"]]
     counts = {k: v for k, v in report["counts"].items() if k != "cached"}
     return {**{k: v for k, v in report.items() if k not in ("seconds", "variants", "counts")}, "counts": counts,
@@ -282,7 +282,6 @@ def test_a_run_with_nothing_to_compile_clears_what_a_killed_one_left(tmp_path: P
 
 
 def test_two_sweeps_into_one_folder_lose_nothing(tmp_path: Path, space: str, swept: Path) -> None:
-    """Tuning 13."""
     both = [subprocess.Popen(command(tmp_path, space, *kernels), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             for kernels in ((), ("--kernel", "o", "--kernel", "merge"))]
     for run in both:

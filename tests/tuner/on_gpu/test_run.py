@@ -1,4 +1,4 @@
-"""A whole --on-gpu run on a GPU that isn't there: who wins, what is promoted, what is found wrong, and that it goes on."""
+"""A whole --on-gpu run on an imagined GPU: the winner, the promoted rows, the failures, and that a later run goes on."""
 
 import json
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def test_the_fastest_of_the_recipes_class_is_promoted_and_found(run: Callable[..
 
 
 def test_another_class_never_enters_by_speed(run: Callable[..., Outcome]) -> None:
-    """Tuning 1. It is shown with what it would gain, and the token it would change."""
+    """The report shows its gain and the token that it would change."""
     probe = FakeProbe(step_us, lambda s: [1, 2, 3 if getattr(s["down"], "split_k", 0) == SPLIT else 4])
     outcome = run(probe=probe)
     place = outcome.rankings["down"].place(schedule_id(OTHER_SPLIT))
@@ -135,7 +135,7 @@ def test_a_founding_class_whose_modes_disagree_is_refused(run: Callable[..., Out
 ])
 def test_what_the_full_model_refuses_is_not_promoted_but_its_incumbent_is(run: Callable[..., Outcome], probe: FakeProbe,
                                                                           said: str) -> None:
-    """Tuning 23: the winner in isolation may lose in the full model."""
+    """The winner in isolation may lose in the full model."""
     outcome = run(probe=probe, promote=True)
     assert winner(outcome) == BEST
     assert said in outcome.gate.rejected["down"]
@@ -169,7 +169,7 @@ WRONG = {
 
 
 def test_candidates_that_misbehave_are_named_and_the_rest_goes_on(run: Callable[..., Outcome]) -> None:
-    """Tuning 2, 5 and 17: also where they would be the fastest."""
+    """Even if they would be the fastest."""
     outcome = run(FakeMeasurer(lambda s: 5.0 if s in WRONG else time_us(s), does=WRONG.get))
     ranking = outcome.rankings["down"]
     for schedule, failure in WRONG.items():
@@ -188,7 +188,6 @@ def test_a_candidate_that_dies_while_it_is_timed_costs_itself_alone(run: Callabl
 
 @pytest.mark.parametrize("wrong", ["check", "timing"])
 def test_a_wrong_incumbent_doesnt_judge_the_others(run: Callable[..., Outcome], wrong: str) -> None:
-    """Tuning 3."""
     measurer = FakeMeasurer(time_us, kills=lambda s: wrong == "timing" and s == DEFAULT,
                             does=lambda s: Failure("reference", "wrong") if wrong == "check" and s == DEFAULT else None)
     outcome = run(measurer)
@@ -303,7 +302,6 @@ def test_another_toolchain_is_named_and_compiled_here(tmp_path: Path, monkeypatc
 
 
 def test_an_unlisted_gpu_is_refused(run: Callable[..., Outcome]) -> None:
-    """Tuning 16."""
     with pytest.raises(UserError, match="RTX 4090"):
         run(machine=Machine("NVIDIA GeForce RTX 4090", "580.0"))
     assert sku_of(B300).name == "nvidia-b300"

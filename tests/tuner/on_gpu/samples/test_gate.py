@@ -1,4 +1,4 @@
-"""The gate's rules: what belongs to another recipe, what tokens and times must show."""
+"""The gate's rules: classes of another recipe, conditions on tokens and times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

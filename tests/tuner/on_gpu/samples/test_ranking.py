@@ -1,4 +1,4 @@
-"""What may be claimed of a candidate: in how many processes, beyond which resolution, from how many rounds (F11)."""
+"""The conditions of a claim: in how many processes, beyond which resolution, from how many rounds (F11)."""
 
 import importlib.util
 from dataclasses import replace

@@ -51,7 +51,7 @@ def test_several_workers_share_a_study_and_measure_nothing_twice(tmp_path: Path,
 
 
 def test_a_search_begins_with_what_is_known_to_be_good(tmp_path: Path) -> None:
-    """TPE goes where it was fast: the first half of what it claims is faster than the second."""
+    """TPE learns: the first half of its variants is faster than the second."""
     work(str(tmp_path / "study.journal"), 1, tmp_path / "out.json", len(CANDIDATES))
     claimed, _ = json.loads((tmp_path / "out.json").read_text())
     depth = [CANDIDATES[n].num_stages for n in claimed]

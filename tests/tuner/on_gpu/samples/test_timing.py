@@ -1,4 +1,4 @@
-"""What may be said of samples: intervals, dropped rounds, pairs, and how often the method is wrong."""
+"""Conclusions from samples: intervals, dropped rounds, pairs, and the method's error rate."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -65,7 +65,6 @@ def test_every_kernel_passes_its_checks(kernel: str, device: str) -> None:
 
 
 def test_a_kernel_that_writes_nothing_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tuning 5."""
     case, wide, schedule = cases("qkv", device)
     monkeypatch.setattr("tune_kernels.kernels.operation.Launch.__call__", lambda *_, **__: None)
     checked = run_checks(case, wide, schedule)
@@ -103,7 +102,7 @@ class Wrong:
     ("determinism", lambda y, first, rows, count: y.index_fill(1, y.new_tensor([0], dtype=int), max(count, 10)), "2 of 2 runs"),
 ])
 def test_each_kind_of_wrong_is_named(device: str, stage: str, spoil: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tuning 2 and 3. A spoilt column of small numbers passes the tolerance and no comparison of bytes."""
+    """A spoilt column of small numbers passes the tolerance and no comparison of bytes."""
     case, wide, schedule = cases("qkv", device)
     if stage != "reference":
         case.limit = lambda schedule: 1e9
