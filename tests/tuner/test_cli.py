@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tune_kernels.shapes.errors import UserError
 from tune_kernels.shapes.model import load_model_shape
 from tune_kernels.shapes.target import targets_named
 from tune_kernels.tuner import cli
+from tune_kernels.tuner.offline import sweep as sweep_module
 from tune_kernels.tuner.offline.report import SCHEMA, find_variant, print_summary, read_report
 from tune_kernels.tuner.offline.show import describe
 from tune_kernels.tuner.offline.space import load_space
@@ -222,13 +224,14 @@ def test_show_on_a_damaged_entry(tmp_path: Path, swept: Path, change: dict[str, 
     assert "can't be read" in done.stdout + done.stderr or "expected" in done.stdout + done.stderr
 
 
-def test_the_readmes_python_example_runs(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+def test_the_example_of_a_sweep_from_python_runs(tmp_path: Path) -> None:
+    text = textwrap.dedent((sweep_module.__doc__ or "").split("From Python:\n\n")[1])
     script = tmp_path / "example.py"
-    script.write_text(text.replace('kernels=("down",)', 'kernels=("merge",)').replace("build/llama", str(tmp_path / "out")))
+    text = text.replace('kernels=("down",)', 'kernels=("merge",), space="small"')
+    script.write_text(text.replace("build/down", str(tmp_path / "out")))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "'accepted':" in done.stdout
+    assert done.stdout == f"{read_report(tmp_path / 'out').counts}\n"
 
 
 def test_nothing_survived_is_exit_1(tmp_path: Path) -> None:

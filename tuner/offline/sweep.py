@@ -1,4 +1,12 @@
-"""The offline sweep: space → compile → inspect → report, with no GPU. What `tune-kernels --offline` runs."""
+"""The offline sweep: space → compile → inspect → report, without a GPU: `tune-kernels --offline`. From Python:
+
+    from pathlib import Path
+    from tune_kernels.tuner.offline.sweep import SweepRequest, sweep
+
+    if __name__ == "__main__":  # workers import this file
+        report = sweep(SweepRequest(targets=("sm_90",), kernels=("down",), out=Path("build/down")))
+        print(report.counts)
+"""
 
 import hashlib
 import json
