@@ -175,8 +175,9 @@ def read(place: Path) -> dict[str, bytes]:
         if sha256(data) != digests[name]:
             raise BundleError(f"artefact {place}: {name} ({len(data)} bytes) is not what was written",
                               expected=f"sha256 {str(digests[name])[:12]}", action=again)
-    if not any(name.endswith(".cubin") for name in files):
-        raise BundleError(f"artefact {place}: sha256.json names no cubin", expected="a whole artefact", action=again)
+    for kind in ("cubin", "json", "ptx.gz"):
+        if not any(name.endswith(f".{kind}") for name in files):
+            raise BundleError(f"artefact {place}: sha256.json names no {kind}", expected="a whole artefact", action=again)
     return files
 
 
