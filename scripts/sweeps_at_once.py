@@ -1,11 +1,11 @@
-"""Three sweeps at once into one folder, again and again: none may fail, and all must end with the same verdicts (F15).
+#!/usr/bin/env python
+"""Runs three sweeps at once into one folder, again and again: none may fail, and all must end with the same verdicts (F15).
 
-    python scripts/sweeps_at_once.py --times 200
+    python scripts/sweeps_at_once.py [--times 200] [--out FILE.json]
 
-Each time the folder is new, so all three compile, share and tidy at once. Prints one JSON line; exit 1 where a run failed.
+Each time the folder is new: all three compile, share and tidy at once. Prints one JSON line. Exit 1 if a run fails.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -13,18 +13,20 @@ import tempfile
 import time
 from pathlib import Path
 
+from common import parser, publish, run
+
 AT_ONCE = 3
 SPACE = '[[grid]]\nkernels = "merge"\nBLOCK_D = 64\nsplits = [1, 8]\nnum_warps = 4\n'
 
 
 def once(folder: Path) -> list[str]:
-    """What went wrong, a line each."""
+    """The faults of one round, one line each."""
     (folder / "space.toml").write_text(SPACE)
     command = [sys.executable, "-m", "tune_kernels.tuner", "--offline", "--kernel", "merge", "--target", "sm_90", "--jobs", "1",
                "--space", str(folder / "space.toml"), "--out", str(folder / "out"), "--json"]
-    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(AT_ONCE)]
-    ended = [run.communicate() for run in runs]
-    wrong = [error.strip()[-300:] for run, (_, error) in zip(runs, ended) if run.returncode]
+    sweeps = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(AT_ONCE)]
+    ended = [sweep.communicate() for sweep in sweeps]
+    wrong = [error.strip()[-300:] for sweep, (_, error) in zip(sweeps, ended) if sweep.returncode]
     if not wrong:
         accepted = {json.loads(out)["counts"]["accepted"] for out, _ in ended}
         left = [str(path) for path in (folder / "out" / "tmp").iterdir()]
@@ -33,19 +35,19 @@ def once(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=200)
-    options = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--times", type=int, default=200, help="number of rounds")
+    given = options.parse_args()
     began, failures = time.monotonic(), []
-    for number in range(options.times):
+    for number in range(given.times):
         with tempfile.TemporaryDirectory() as folder:
             failures += [f"{number}: {line}" for line in once(Path(folder))]
         if number % 10 == 9:
-            print(f"{number + 1} of {options.times}, {len(failures)} failures", file=sys.stderr, flush=True)
-    print(json.dumps({"times": options.times, "at_once": AT_ONCE, "failures": failures,
-                      "seconds": round(time.monotonic() - began, 1)}))
+            print(f"{number + 1} of {given.times}, {len(failures)} failures", file=sys.stderr, flush=True)
+    publish({"times": given.times, "at_once": AT_ONCE, "failures": failures, "seconds": round(time.monotonic() - began, 1)},
+            given.out)
     return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
