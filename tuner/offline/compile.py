@@ -110,7 +110,7 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
     target = load_arch(task.arch)
     wanted = wanted_instructions(task.kernel, task.shape, task.arch)
     launch = launch_of(task.kernel, task.shape, task.schedule, task.numerics)
-    work = _Compilation(launch, target, wanted, task.key, folder, to_the_end or audited(task.key))
+    work = _Compilation(launch, target, wanted, task.key, folder, to_the_end)
     try:
         with ONE_AT_A_TIME:
             record = work.run()
@@ -124,9 +124,10 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
 class _Compilation:
     """One run through the stages. record: the facts so far. modules, options, metadata, stages: Triton's own values."""
 
-    def __init__(self, launch: Launch, target: Target, wanted: Instructions, key: str, folder: Path, to_the_end: bool) -> None:
+    def __init__(self, launch: Launch, target: Target, wanted: Instructions, key: str, folder: Path,
+                 to_the_end: bool = False) -> None:
         self.launch, self.target, self.wanted, self.key, self.folder = launch, target, wanted, key, folder
-        self.to_the_end = to_the_end
+        self.to_the_end = to_the_end or audited(key)
         self.record = Record("contract")
 
     def run(self) -> Record:
