@@ -1,12 +1,14 @@
 """CUDA graphs of passes: captured at fixed addresses, replayed instead of hundreds of launches."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Hashable
 
 import torch
 
 EAGER_RUNS = 2  # of a pass before it is captured: kernels get loaded, and a pass that is used once costs no capture
 WARM_UP = EAGER_RUNS + 1  # runs after which a pass is only replayed: the last of them captures it
+ONE_AT_A_TIME = threading.Lock()  # a GPU can't be waited for while another thread captures on it
 
 
 class Graphs:
@@ -45,8 +47,8 @@ class Graphs:
 
     def capture(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """The launches as a graph; they must have run once, so that nothing is compiled or loaded now. On a stream of its own:
-        a drafter's thread may capture as well, and for another GPU."""
-        with on(self.device):
+        a drafter's thread may capture as well, before or after this one, and for another GPU."""
+        with ONE_AT_A_TIME, on(self.device):
             self.stream = self.stream or torch.cuda.Stream(self.device)
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize(self.device)

@@ -62,7 +62,7 @@ def test_numbers_of_other_libraries_are_numbers(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("options", [
     {"weights": None}, {"weights": 5}, {"weights": "a\0b"}, {"model": 5}, {"recipe": None}, {"recipe": 5}, {"drafter": 5},
-    {"drafter": object()}, {"capacity": 0}, {"capacity": -1}, {"capacity": 2.5}, {"capacity": "64"}, {"capacity": True},
+    {"drafter": object}, {"capacity": 0}, {"capacity": -1}, {"capacity": 2.5}, {"capacity": "64"}, {"capacity": True},
     {"capacity": HUGE}, {"device": 5}, {"device": "nowhere"}, {"drafter_device": 5}, {"backend": 5}, {"backend": ""},
     {"schedules": 5}, {"allow_untuned": "yes"}, {"graphs": 1}, {"kapacity": 5},
 ], ids=str)
