@@ -67,5 +67,12 @@ def test_the_figures_are_those_of_the_records() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_decisions_have_numbers_of_their_own() -> None:
+    names = [path.name for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+    assert [name[:3] for name in names] == [f"{number:03d}" for number in range(1, len(names) + 1)]
+    for name in names:
+        assert (ROOT / "docs" / "decisions" / name).read_text().startswith(f"# {name[:3]}. ")
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
