@@ -85,9 +85,11 @@ def load_arch(arch: str) -> Target:
 
 
 def targets_named(word: str) -> tuple[Target, ...]:
-    """The SKUs that a user's word means: `nvidia-b300`, `b300`, `sm_103` or `sm_103a`. Raises ShapeError if it means none."""
+    """The SKUs that a user's word means: `nvidia-b300`, `b300`, `sm_103`, `sm_103a`, `sm103` or `103`. Raises ShapeError if it
+    means none."""
     name = word.lower()
-    found = tuple(t for t in load_targets() if name in (t.name, t.name.removeprefix("nvidia-"), t.arch, f"{t.arch}a"))
+    found = tuple(t for t in load_targets() if name in (t.name, t.name.removeprefix("nvidia-"), t.arch, f"{t.arch}a",
+                                                        t.arch.replace("_", ""), str(t.capability)))
     if not found:
         known = [*ARCHES, *(t.name for t in load_targets()), *(t.name.removeprefix("nvidia-") for t in load_targets())]
         raise ShapeError(f"unknown target {word!r}{nearest(name, known)}", expected=f"one of {', '.join(known)}")

@@ -221,7 +221,7 @@ def test_generation_config(tiny_folders: dict[str, Path], tmp_path: Path) -> Non
 @pytest.mark.parametrize(("weights", "options", "message"), [
     ("/nowhere", {}, "no such file"), ("random:x", {"model": "smollm2-135m"}, "random:SEED with a whole number"),
     ("random:0", {}, "need a model shape"), ("smollm2", {"model": "qwen2.5-0.5b"}, "beside weights"),
-    ("random:0", {"model": "tiny", "capacity": 9999}, "capacity 9999"),
+    ("random:0", {"model": "tiny", "capacity": 9999}, "capacity is 9999"),
     ("random:0", {"model": "tiny", "device": "cuda:9"}, "device 'cuda:9'"),
     ("random:0", {"model": "tiny", "backend": "tritn"}, "unknown backend 'tritn'"),
 ])
@@ -239,8 +239,8 @@ def test_a_folder_without_a_model(tmp_path: Path, tiny_folders: dict[str, Path])
     with pytest.raises(LoadError, match="GGUF"):
         Decoder.load(str(tmp_path))
     folder = shutil.copytree(tiny_folders["llama"], tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*"))
-    with pytest.raises(LoadError, match="no tokenizer"):
-        Decoder.load(str(folder), recipe="fp32")
+    decoder = Decoder.load(str(folder), recipe="fp32")  # F26: without a tokenizer it serves token ids
+    assert len(decoder.generate([1, 2, 3], max_new_tokens=2, ignore_eos=True).token_ids) == 2
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b", "llama-3.1-8b", "smollm2-135m"])
