@@ -312,12 +312,13 @@ def test_doctor_says_what_works(old_ptxas: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("", "not valid JSON"), ("{", "not valid JSON"), ("[]", "schema None"), ('{"schema": "x"}', "schema 'x'"),
+    ("", "not valid JSON"), ("{", "not valid JSON"), ("[]", "holds a list"), ('{"schema": "x"}', "schema 'x'"),
     ('{"schema": "tune-kernels/offline-report/2"}', "update tune-kernels"),
-    (json.dumps({"schema": SCHEMA}), "toolchain is missing"),
-    (json.dumps({"schema": SCHEMA, "toolchain": {}, "model": 3}), "model is a int"),
+    (json.dumps({"schema": SCHEMA}), "variants: missing"),
+    (json.dumps({"schema": SCHEMA, "model": "m", "variants": []}), ": missing"),
+    (json.dumps({"schema": SCHEMA, "model": 3, "variants": []}), "model: 3 is a int"),
     (json.dumps({"schema": SCHEMA, "toolchain": {}, "model": "", "targets": [], "space": "", "seconds": 0, "counts": {},
-                 "variants": [3]}), "variant 0 is a int"),
+                 "variants": [3]}), "variants[0]: 3 is a int"),
 ])
 def test_a_report_that_is_wrong_or_newer(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "report.json").write_text(text)
