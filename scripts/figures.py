@@ -61,7 +61,9 @@ def page() -> str:
     decode = read(docs / "benchmarks" / "h200-qwen2.5-7b-decode.json")
     return environment.get_template("figures.md.j2").render(
         decode=decode, runs=modes(decode), peers=read(docs / "benchmarks" / "h200-peers.json"),
-        recordings=recordings(), checks=checks(), accumulation=read(docs / "evidence" / "h200-accumulation-error.json"),
+        cpu=[read(docs / "evidence" / f"bench-cpu-smollm2-{name}.json") for name in ("1-thread", "2-threads")],
+        drafter=read(docs / "evidence" / "bench-smollm2-drafter-cpu.json"), recordings=recordings(), checks=checks(),
+        accumulation=read(docs / "evidence" / "h200-accumulation-error.json"),
         offline=read(docs / "evidence" / "bench-offline-sm_103.json"), bundle=read(docs / "evidence" / "h200-bundle-check.json"))
 
 
