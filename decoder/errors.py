@@ -1,5 +1,7 @@
 """Errors that a user of the decoder can cause: an unsupported model, an impossible request, a failed check."""
 
+from pathlib import Path
+
 from ..shapes.errors import UserError
 
 
@@ -13,6 +15,12 @@ class LoadError(DecoderError):
 
 class RequestError(DecoderError):
     """A request that this decoder can't serve."""
+
+
+def cannot_write(path: Path, error: OSError) -> RequestError:
+    """The user's error of a disk that refuses."""
+    return RequestError(f"{path}: {error.strerror or error}", expected="a place that can be written, with room in it",
+                        action="name another one with --out")
 
 
 class NumericsError(DecoderError):

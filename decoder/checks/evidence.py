@@ -7,7 +7,7 @@ from pathlib import Path
 from ...schedules.promoted import PromotedSchedule
 from ...shapes.fields import Table
 from ...shapes.files import replace_text
-from ..errors import RequestError
+from ..errors import cannot_write
 from .check import KINDS, CheckResult
 
 SCHEMA = "tune-kernels/decoder-evidence/1"
@@ -51,4 +51,4 @@ class Evidence:
         try:
             replace_text(path, json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n", durable=True)
         except OSError as e:
-            raise RequestError(f"{path}: {e.strerror}", expected="a place where the evidence can be written") from None
+            raise cannot_write(path, e) from None

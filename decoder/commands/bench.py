@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from ...shapes.files import replace_text
 from .options import DATA, MODES, Loading, load_decoder, model_options
 from .screen import Progress, reported, table
 
@@ -57,7 +58,7 @@ def bench(**asked: Unpack[Asked]) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
     from ..bench import bench as benchmark
     from ..drafters.load import AUTO
-    from ..errors import RequestError
+    from ..errors import RequestError, cannot_write
 
     tau, lengths = asked["scripted_tau"], asked["draft_lengths"]
     if tau is not None and not 1 <= tau <= min(lengths) + 1:
@@ -89,12 +90,14 @@ def bench(**asked: Unpack[Asked]) -> None:
         "device": decoder.model.notes.device, "max_new_tokens": asked["max_new_tokens"], "rows": rows,
         "naive_dtype": naive.dtype_name if naive else None, "different": different, "same": not different,
         **({"long": windows} if windows else {}), **({"profile": profile.to_dict()} if profile else {})}, sort_keys=True)
-    if asked["out"]:
-        asked["out"].parent.mkdir(parents=True, exist_ok=True)
-        asked["out"].write_text(text + "\n", encoding="utf-8")
     if not asked["as_json"]:
         show(rows, asked["which"], different, windows or [], profile)
     click.echo(text)
+    if asked["out"]:
+        try:
+            replace_text(asked["out"], text + "\n")
+        except OSError as e:
+            raise cannot_write(asked["out"], e) from None
     if different:
         sys.exit(1)
 

@@ -40,10 +40,14 @@ def train_drafter(device: str | None, as_json: bool, **asked: Unpack[Asked]) -> 
     from ..drafters.training.settings import Settings, sizes_for
     from ..drafters.training.train import refuse_cpu
     from ..drafters.training.train import train_drafter as train
+    from ..errors import cannot_write
     from ..loading import torch_device
 
     settings, place = Settings(**asked), torch_device(device)
     if device is None and place.type == "cpu":
         refuse_cpu(settings)
-    card = train(settings, sizes_for(place), place, lambda line: click.echo(line, err=True))
+    try:
+        card = train(settings, sizes_for(place), place, lambda line: click.echo(line, err=True))
+    except OSError as e:
+        raise cannot_write(settings.out, e) from None
     click.echo(json.dumps(dataclasses.asdict(card), sort_keys=True) if as_json else (settings.out / "card.md").read_text("utf-8"))

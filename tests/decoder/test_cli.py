@@ -110,6 +110,21 @@ def test_verify_counts_at_least_161_agreement_checks(runner: CliRunner, tiny_fol
     assert evidence["prompts"] > 1
 
 
+def test_a_place_that_cannot_be_written_costs_no_figure(runner: CliRunner, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """The figures are printed before the file is tried; the error is the user's. train-drafter says the same."""
+    (tmp_path / "file").write_text("")
+    prompts = tmp_path / "prompts.toml"
+    prompts.write_text('repeats = 1\n[[tuning]]\nname = "a"\nkind = "code"\ntext = "x = x + x"\n')
+    weights = ["--weights", str(tiny_folders["llama"]), "--out", str(tmp_path / "file" / "x")]
+    measured = runner.invoke(bench, [*weights, "--prompts", str(prompts), "--set", "tuning", "--mode", "ar",
+                                     "--max-new-tokens", "2"])
+    assert last_json(measured.stdout)["rows"]
+    trained = runner.invoke(main, ["train-drafter", *weights, "--device", "cpu", "--minutes", "0.01"])
+    for result in (measured, trained):
+        assert result.exit_code == 2
+        assert "expected: a place that can be written" in result.stderr, result.stderr
+
+
 def test_bench_prints_a_table_and_one_json_line(runner: CliRunner, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.toml"
     prompts.write_text('repeats = 1\n[[tuning]]\nname = "a"\nkind = "code"\ntext = "x = x + x + x"\n')
