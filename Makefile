@@ -48,7 +48,7 @@ lint: .venv/ready
 	grep -v -e '^triton==' -e '^torch==' constraints.txt > .venv-triton-$*/constraints.txt
 	.venv-triton-$*/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint .venv-triton-$*/constraints.txt \
-	    triton==$* click filelock jinja2 numpy pebble pyelftools pytest rich
+	    triton==$* click jinja2 numpy pebble pyelftools pytest rich
 	.venv-triton-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 

@@ -7,6 +7,7 @@ rates: tokens/s of each mode beside the floor of the memory and measured peers. 
 scale, from the measured parts. life: a schedule's way from a candidate to a promoted row, with the value on each arrow.
 """
 
+import argparse
 import json
 import sys
 from dataclasses import dataclass, field
@@ -172,6 +173,7 @@ def life(palette: Palette) -> str:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     IMAGES.mkdir(exist_ok=True)
     for name, draw in (("rates", rates), ("round", rounds), ("life", life)):
         for version, palette in PALETTES.items():

@@ -2,6 +2,7 @@
 """Runs all tests: those that compile, those in Triton's interpreter (one process can't do both), and the tests of every other
 Triton that `make test` has set up. As many processes as cores, one thread each. Prints one closing line."""
 
+import argparse
 import os
 import re
 import subprocess
@@ -49,6 +50,7 @@ class Suite:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     here = Path(sys.executable)
     spread = ["-n", str(CORES), "--dist", "worksteal"]
     runs = [Suite("compiling", here, [*spread, "-m", "not interpreter"]).run(),

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from ...shapes.fields import read_fields
+from ...shapes.files import replace_text
 from ..errors import LoadError
 from .identity import TargetIdentity
 
@@ -110,8 +111,8 @@ def versions() -> dict[str, str]:
 
 def write_card(folder: Path, card: Card, curve: str) -> None:
     """card.json and card.md. curve: name of the picture beside them."""
-    (folder / JSON).write_text(json.dumps(dataclasses.asdict(card), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    (folder / MARKDOWN).write_text(as_markdown(card, curve), encoding="utf-8")
+    replace_text(folder / JSON, json.dumps(dataclasses.asdict(card), indent=2, sort_keys=True) + "\n")
+    replace_text(folder / MARKDOWN, as_markdown(card, curve))
 
 
 def read_card(folder: Path) -> Card:

@@ -4,6 +4,7 @@ kernels, and `Prefill`, many rows through kernels/prefill.py. Both read the same
 Partials of a linear are summed by the launch after it: the norm, or RoPE and append.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -44,7 +45,7 @@ def summed(partials: torch.Tensor) -> torch.Tensor:
     return total
 
 
-class Phase:
+class Phase(ABC):
     """The launches of a layer, in order, for both phases. Each operation is bound once to its schedule and numerics."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace) -> None:
@@ -55,17 +56,17 @@ class Phase:
         self.quantise = partial(quantise, schedule=FIXED["quantise"].schedule, numerics=self.numerics)
         self.quantise_row = partial(quantise, schedule=FIXED["quantise_row"].schedule, numerics=self.numerics)
 
+    @abstractmethod
     def linear(self, kernel: str, weights: Packed, x: Activation, out: torch.Tensor, rows: int) -> None:
         """The first rows of x through one linear into out [split_k, rows, N]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
         """gate_up and SwiGLU, into space.act and act_amax."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attend(self, index: int, at: Pass) -> Iterator[Launched]:
         """Attention of all rows, into space.heads."""
-        raise NotImplementedError
 
     def narrow(self, o: torch.Tensor, rows: int, amax: torch.Tensor | None = None) -> Iterator[Launched]:
         """o [>= rows, num_heads, head_dim] bf16 into space.heads; amax: as `merge` wrote it."""

@@ -17,8 +17,14 @@ from ...kernels.toolchain import ptxas_path
 from ...shapes.errors import ShapeError
 from ...shapes.target import load_arch
 from ..offline.cubin import CubinFacts, Unreadable, read_kernels
-from ..offline.early_access import before_wait
-from ..offline.inspection import blocks_per_sm, instruction_reasons, ptx_lines, resource_reasons
+from ..offline.inspection import (
+    blocks_per_sm,
+    early_lines,
+    instruction_reasons,
+    ptx_lines,
+    resource_reasons,
+    spill_reasons,
+)
 from ..offline.record import Reason
 from .find import Artefact
 
@@ -99,11 +105,7 @@ def _judged(name: str, facts: CubinFacts, artefact: Artefact, demands: Demands) 
     if conversions and facts.instructions and not any(family in facts.instructions for family in FP8_FAMILIES):
         reasons.append(Reason("wrong_instruction", f"FP8 is converted to f16, and {', '.join(facts.instructions)} multiplies it",
                               tuple(conversions)))
-    spilled = max(facts.spill_store_bytes, facts.spill_load_bytes)
-    if spilled > demands.max_spill_bytes:
-        reasons.append(Reason("register_spill", f"{facts.spill_store_bytes:,} B of spill stores, "
-                              f"{facts.spill_load_bytes:,} B of loads, {facts.stack_bytes:,} B of stack; limit "
-                              f"{demands.max_spill_bytes:,} B"))
+    reasons += spill_reasons(facts, demands.max_spill_bytes)
     fit = None
     try:
         target = load_arch(f"sm_{facts.arch}")
@@ -128,13 +130,9 @@ def _early(ptx: str | None, pointers: tuple[str, ...], allowed: tuple[str, ...])
     count = len(_POINTERS.findall(entry.group(2))) if entry else 0
     names = (*pointers, *(f"pointer {i}" for i in range(len(pointers), count)))
     try:
-        accesses = before_wait(ptx, names)
+        lines = early_lines(ptx, names, allowed)
     except Unreadable as e:
         return [Reason("not_inspectable", str(e))]
-    if accesses is None:
-        return [Reason("early_access", "launched with programmatic dependent launch, and it never waits")]
-    lines = tuple(f"{a.name or 'an address of unknown origin'} {'written' if a.writes else 'read'}: {a.line}" for a in accesses
-                  if a.writes or a.name not in allowed)
     return [Reason("early_access", "memory is touched before the kernel waits for its predecessor, which may still write it; "
                                    "--reads-early NAME declares what no predecessor writes", lines)] if lines else []
 

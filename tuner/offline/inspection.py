@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ...kernels.operation import Instructions
 from ...schedules.schedule import LinearSchedule, Schedule
 from ...shapes.target import Target
+from .cubin import CubinFacts
 from .early_access import before_wait
 from .record import Facts, Reason, Record, Stage
 
@@ -124,6 +125,14 @@ def early_reasons(lines: tuple[str, ...]) -> list[Reason]:
                    lines)]
 
 
+def spill_reasons(facts: Facts | CubinFacts, limit: int, lines: tuple[str, ...] = ()) -> list[Reason]:
+    """register_spill where more than `limit` bytes per thread are spilled. lines: of the assembler's log."""
+    if max(facts.spill_store_bytes, facts.spill_load_bytes) <= limit:
+        return []
+    return [Reason("register_spill", f"{facts.spill_store_bytes:,} B of spill stores, {facts.spill_load_bytes:,} B of loads, "
+                                     f"{facts.stack_bytes:,} B of stack; limit {limit:,} B", lines)]
+
+
 def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> list[Reason]:
     """Limits that the compiler does not check offline."""
     reasons = []
@@ -159,10 +168,7 @@ def verdict_on(record: Record, wanted: Instructions, schedule: Schedule, target:
     reasons += conversion_reasons(record.conversions)
     reasons += early_reasons(record.early_accesses)
     reasons += resource_reasons(facts.shared_bytes, facts.tmem_columns, target)
-    if max(facts.spill_store_bytes, facts.spill_load_bytes) > max_spill_bytes:
-        reasons.append(Reason("register_spill", f"{facts.spill_store_bytes:,} B of spill stores, {facts.spill_load_bytes:,} B of "
-                              f"loads, {facts.stack_bytes:,} B of stack; limit {max_spill_bytes:,} B",
-                              tuple(line for line in record.log if "spill" in line)))
+    reasons += spill_reasons(facts, max_spill_bytes, tuple(line for line in record.log if "spill" in line))
     fit, limit = blocks_per_sm(facts.registers, facts.shared_bytes, facts.tmem_columns, record.num_warps, target)
     asked = schedule.blocks_per_sm if isinstance(schedule, LinearSchedule) else 0
     if asked > fit and not any(r.code == "resource_limit" for r in reasons):

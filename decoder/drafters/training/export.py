@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ....shapes.files import replace_text
 from ....shapes.model import ModelShape
 from ...checkpoint.loader import read_safetensors
 from ...checkpoint.weights import Tensors
@@ -31,8 +32,7 @@ def write_drafter(folder: Path, network: DrafterNetwork, layers: tuple[int, ...]
     stored = quantise_rows(tensors) if storage == "int8" else tensors
     kept = {name: tensor if tensor.dtype == torch.int8 or name.endswith("_scale") else tensor.to(torch.bfloat16)
             for name, tensor in stored.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(config_of(network.shape, layers, storage), indent=2) + "\n", encoding="utf-8")
+    replace_text(folder / CONFIG, json.dumps(config_of(network.shape, layers, storage), indent=2) + "\n")
     save_file(kept | vocabulary_maps(network.ids.cpu(), network.shape.vocab_size), folder / WEIGHTS)
 
 

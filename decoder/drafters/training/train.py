@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ....shapes.files import replace_text
 from ...checkpoint.loader import load_checkpoint
 from ...checkpoint.weights import fingerprint
 from ...errors import LoadError
@@ -106,7 +107,7 @@ def publish(trainer: Trainer, taus: dict[str, Tau], target: TargetFacts, prompts
     loss = Line("loss", [(p.step, p.loss) for p in points if math.isfinite(p.loss)])
     lines = [Line(kind, [(p.step, p.tau[kind]) for p in points]) for kind in points[-1].tau]
     title = f"EAGLE-3 drafter of {target.source.removeprefix('path:')}"
-    (out / CURVE).write_text(curve_svg(title, loss, lines), encoding="utf-8")
+    replace_text(out / CURVE, curve_svg(title, loss, lines))
     write_card(out, card, CURVE)
     for path in sorted(draft.iterdir()):  # config.json, then model.safetensors
         path.replace(out / path.name)

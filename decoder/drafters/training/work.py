@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from ....shapes.fields import read_fields
+from ....shapes.files import replace_text
 from ...errors import LoadError
 from .export import WEIGHTS
 from .prompts import PromptSet
@@ -77,6 +78,4 @@ class Work:
         self._publish(dataclasses.replace(read_fields(self.folder / RUN, LoadError).read(Claim), seconds=round(self.seconds, 3)))
 
     def _publish(self, claim: Claim) -> None:
-        unfinished = self.folder / f"{RUN}.unfinished"
-        unfinished.write_text(json.dumps(dataclasses.asdict(claim), indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(self.folder / RUN)
+        replace_text(self.folder / RUN, json.dumps(dataclasses.asdict(claim), indent=2) + "\n")
