@@ -1,8 +1,8 @@
 """Answers of the target itself, the training data of a drafter.
 
-Batch by batch, sampled by transformers at several temperatures; every third batch asks a follow-up about the answers of
-the batch before it, which gives longer contexts and text that repeats. A batch depends on the seed, its number and, for
-follow-ups, the batch before it, so that an interrupted run goes on as if it had not been interrupted.
+Batch by batch, sampled by transformers at several temperatures with top-p 0.95; every third batch asks a follow-up about
+the answers of the batch before it, which gives longer contexts and text that repeats. A batch depends on the seed, its
+number and, for follow-ups, the batch before it, so that an interrupted run goes on as if it had not been interrupted.
 """
 
 import random
@@ -18,6 +18,7 @@ from .prompts import PromptSet, TrainingPrompt
 from .target import Target
 
 TEMPERATURES = (0.3, 0.6, 1.0)
+TOP_P = 0.95  # a small model's rare tokens lead it to text that no greedy answer looks like
 FOLLOW_UP_EVERY = 3
 
 Conversation = Sequence[Mapping[str, str]]
@@ -109,7 +110,9 @@ def answer(target: Target, conversations: Sequence[Conversation], kinds: Sequenc
     for row, chat in enumerate(chats):
         ids[row, width - len(chat):] = torch.tensor(chat)
         mask[row, width - len(chat):] = 1
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    sampling: dict[str, float] = {"do_sample": False}
+    if temperature:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": TOP_P}
     beyond = list(range(target.vocab_limit, target.shape.vocab_size))
     config = GenerationConfig(max_new_tokens=new_tokens, pad_token_id=padding, eos_token_id=target.eos_ids or None,
                               suppress_tokens=beyond or None, **sampling)

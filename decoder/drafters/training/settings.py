@@ -46,7 +46,7 @@ class Sizes:
     steps: int | None = None
 
 
-GPU = Sizes(answer_batch=1536, new_tokens=256, batch=64, bf16=True)
+GPU = Sizes(answer_batch=1536, new_tokens=256, batch=32, bf16=True)
 CPU = Sizes(answer_batch=16, new_tokens=96, batch=8, bf16=False)
 
 
