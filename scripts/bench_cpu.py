@@ -7,17 +7,15 @@ Rates are of decoding alone: tokens after the first, over the time since the fir
 tokens, one pass of K + 1 rows, against a pass of one row. Prints a table, then one JSON line.
 """
 
-import platform
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numba
 import numpy as np
 import torch
 import transformers
-from common import parser, publish, run
+from common import cpu_model, parser, publish, run
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.checkpoint.loader import SMOLLM2, load_checkpoint
 from tune_kernels.decoder.checks.reference import hugging_face_model
@@ -64,13 +62,6 @@ def pass_ms(decoder: Decoder, ids: list[int], rows: int) -> float:
     started = time.perf_counter()
     decoder.model.greedy(decoder.model.forward(ids[:1] * rows, Appended(cache, rows)).final)
     return (time.perf_counter() - started) * 1e3
-
-
-def cpu_model() -> str:
-    """The CPU's name in /proc/cpuinfo; platform.processor() on other systems."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].split(":")[1].strip() if names else platform.processor()
 
 
 def main() -> int:

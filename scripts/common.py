@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,13 @@ def publish(record: Mapping[str, object], out: Path | None) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(line + "\n", encoding="utf-8")
     print(line)
+
+
+def cpu_model() -> str:
+    """The CPU's name in /proc/cpuinfo; platform.processor() on other systems."""
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].split(":")[1].strip() if names else platform.processor()
 
 
 def evaluation_prompts() -> list[dict[str, str]]:

@@ -169,19 +169,19 @@ def main() -> int:
     options.add_argument("--recipe", default="fp32", help="precisions")
     given = options.parse_args()
     torch.set_num_threads(1)
-    fuzz, counts, differing, started = Fuzz(given.seed, given.recipe), Counter[str](), 0, time.perf_counter()
+    fuzz, counts, differing, started = Fuzz(given.seed, given.recipe), Counter[str](), list[str](), time.perf_counter()
     for number in range(given.requests):
         kind, problem = fuzz.one()
         counts[kind] += 1
         if problem:
-            differing += 1
-            print(f"request {number}: {kind}: {problem}")
+            differing.append(f"request {number}: {kind}: {problem}")
+            print(differing[-1])
         if (number + 1) % 1000 == 0:
-            print(f"{number + 1} requests, {differing} differing", file=sys.stderr)
+            print(f"{number + 1} requests, {len(differing)} differing", file=sys.stderr)
     for kind, count in sorted(counts.items()):
         print(f"{count:6d}  {kind}")
-    publish({"requests": given.requests, "seed": given.seed, "recipe": given.recipe, "differing": differing,
-             "by_kind": dict(counts), "seconds": round(time.perf_counter() - started, 1)}, given.out)
+    publish({"seed": given.seed, "counts": {f"{given.recipe} requests": given.requests, "differing": len(differing), **counts},
+             "faults": differing, "seconds": round(time.perf_counter() - started, 1)}, given.out)
     return 1 if differing else 0
 
 

@@ -1,23 +1,21 @@
 #!/usr/bin/env python
 """False wins on a GPU that throttles: candidates as fast as the incumbent, in runs that lose any share of their rounds.
 
-    python scripts/throttled_wins.py --runs 200
+    python scripts/throttled_wins.py --runs 200 [--seed 0] [--out FILE.json]
 
 No GPU is needed: times are drawn, with noise and drift, and go through the confirmations and the ranking of --on-gpu. Prints a
-row for each share of throttled rounds, and for larger effects of a process on a candidate: how many runs decided, how many were
-called throttled, in how many of all runs one of the equal candidates won, and in how many a candidate that is truly 5% faster
+row for each share of throttled rounds and effect of a process on a candidate: how many runs decided, how many were called
+throttled, in how many of all runs one of the equal candidates won, and in how many a candidate that is truly 5% faster
 won. Then one JSON line. Exit 1 where more than 5% of the runs have a false win, or a run that throttling spoilt isn't called
 throttled.
 """
 
-import argparse
-import dataclasses
-import json
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from common import parser, publish, run
 from tune_kernels.schedules.promoted import Artefact, Toolchain
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule
@@ -33,6 +31,8 @@ SHARES = (0.0, 0.1, 0.25, 0.4, 0.45, 0.5, 0.55, 0.6, 0.75, 0.9, 0.98, 1.0)
 BASE, GAIN = "base", 0.05
 NOISE, DRIFT = 0.005, 0.05  # of a sample, of the clock over a batch
 PLACES = (0.002, 0.01, 0.025)  # how much a candidate's own place in one process is worth: standard deviation
+CASES = [*((share, PLACES[0]) for share in SHARES), *((share, place) for place in PLACES[1:] for share in (0.0, 0.25, 0.45))]
+MOST_FALSE_WINS = 0.05  # of the runs
 SLOWED = (1.2, 3.0)  # how many times as long a throttled sample takes
 RECIPE = load_recipe("fp8-v1")
 THROTTLED = 0x40
@@ -99,23 +99,41 @@ def row_of(share: float, runs: int, place: float = PLACES[0], seed: int = 0) -> 
 
 def held(row: Row) -> bool:
     """At most 5% false wins, and each run is decided or called throttled."""
-    return row.false_wins <= 0.05 * row.runs and row.decided + row.throttled == row.runs
+    return row.false_wins <= MOST_FALSE_WINS * row.runs and row.decided + row.throttled == row.runs
+
+
+def counts_of(row: Row) -> dict[str, int]:
+    """As they are recorded: what counts, and of which row."""
+    case = f"{row.share:.0%} throttled, process effect {row.place:.1%}"
+    counts = {"runs": row.runs, "decided": row.decided, "called throttled": row.throttled, "false wins": row.false_wins,
+              "gains found": row.found}
+    return {f"{case}: {name}": n for name, n in counts.items()}
+
+
+def false_wins(counts: Mapping[str, int]) -> list[str]:
+    """The rows of a record, or of several added up, with too many false wins."""
+    return [name for name, n in counts.items() if name.endswith(": false wins")
+            and n > MOST_FALSE_WINS * counts[name.removesuffix("false wins") + "runs"]]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200)
-    options = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=200, help="per row")
+    options.add_argument("--seed", type=int, default=0, help="of the noise")
+    given = options.parse_args()
     names = ("throttled rounds", "process effect", "decided", "throttled", "false wins", f"a {GAIN:.0%} gain found")
     print("".join(f"{name:>18}" for name in names))
-    rows = []
-    for share, place in (*((s, PLACES[0]) for s in SHARES), *((SHARES[0], p) for p in PLACES[1:])):
-        rows.append(row := row_of(share, options.runs, place))
+    rows, began = [], time.monotonic()
+    for share, place in CASES:
+        rows.append(row := row_of(share, given.runs, place, given.seed))
         counts = "".join(f"{n / row.runs:>18.0%}" for n in (row.decided, row.throttled, row.false_wins, row.found))
         print(f"{row.share:>18.0%}{row.place:>18.1%}{counts}")
-    print(json.dumps([dataclasses.asdict(row) for row in rows]))
+    lost = [f"{r.share:.0%} throttled: a run is neither decided nor called throttled" for r in rows
+            if r.decided + r.throttled != r.runs]
+    publish({"seed": given.seed, "counts": {name: n for row in rows for name, n in counts_of(row).items()}, "faults": lost,
+             "seconds": round(time.monotonic() - began, 1)}, given.out)
     return 0 if all(map(held, rows)) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

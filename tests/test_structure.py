@@ -1,6 +1,5 @@
 """The house's own rules: no circles of imports, every file ships, every link of the documentation leads somewhere."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from script_modules import load_script
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,13 +17,7 @@ LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)|(?:srcset|src)=\"([^\"]+)\"")
 
 @pytest.fixture(scope="module")
 def structure() -> ModuleType:
-    """scripts/structure.py as a module."""
-    spec = importlib.util.spec_from_file_location("structure", ROOT / "scripts" / "structure.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["structure"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("structure")
 
 
 def test_no_circles_of_imports(structure: ModuleType) -> None:

@@ -1,18 +1,14 @@
 """F21: a short seeded run of scripts/fuzz_files.py over every kind of file; the script goes on for as long as one likes."""
 
-import importlib.util
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from script_modules import load_script
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "fuzz_files.py"
-spec = importlib.util.spec_from_file_location("fuzz_files", SCRIPT)
-assert spec and spec.loader
-fuzz_files: Any = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fuzz_files)
+fuzz_files = load_script("fuzz_files")
 
 
 def test_no_mutated_file_ends_in_a_fault() -> None:

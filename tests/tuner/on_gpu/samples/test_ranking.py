@@ -1,20 +1,18 @@
 """The conditions of a claim: in how many processes, beyond which resolution, from how many rounds (F11)."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_gpu import H200_RUN, RECIPE
+from script_modules import load_script
 from tune_kernels.tuner.on_gpu.samples import recording
 from tune_kernels.tuner.on_gpu.samples.calibration import resolution_of
 from tune_kernels.tuner.on_gpu.samples.race import CONFIRM_ROUNDS
 from tune_kernels.tuner.on_gpu.samples.ranking import Rule, between_processes, claim, rank, rank_all
 from tune_kernels.tuner.on_gpu.samples.timing import CONFIRM, Batch, State, clocks, describe_dropped
 
-SCRIPT = Path(__file__).parents[4] / "scripts" / "throttled_wins.py"
 RULE = Rule(2, 0.005)
 
 
@@ -90,11 +88,7 @@ def test_throttling_that_nobody_recorded_is_not_none() -> None:
 @pytest.mark.parametrize(("share", "place"), [(0.0, 0.002), (0.4, 0.002), (0.5, 0.002), (0.98, 0.002), (0.0, 0.025)])
 def test_a_gpu_that_throttles_makes_no_false_winners(share: float, place: float) -> None:
     """F11: a seeded part of scripts/throttled_wins.py. place: a candidate's own slowness in one process."""
-    spec = importlib.util.spec_from_file_location("throttled_wins", SCRIPT)
-    assert spec
-    assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("throttled_wins")
     row = script.row_of(share, 20, place, seed=3)
     assert script.held(row), row
     assert share >= 0.5 or place > 0.01 or row.found >= 0.9 * row.runs, "a gain of 5% is found where enough rounds are left"
