@@ -112,9 +112,10 @@ def rope_shapes(beside: Neighbours) -> Iterable[KernelShape]:
     """After qkv."""
     model = beside.model
     for split_k in beside.partials("qkv"):
-        yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, split_k)
+        yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, split_k, 1, model.qk_norm)
     if beside.has("qkv"):
-        yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, 1, rope.PROMPT_ROWS)
+        yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, 1,
+                        rope.rows_per_program(rope.PROMPT_ROWS + ROWS, model.qk_norm), model.qk_norm)
 
 
 def persistent_attention_shapes(beside: Neighbours) -> Iterable[KernelShape]:

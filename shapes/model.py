@@ -18,7 +18,8 @@ from .errors import ShapeError, UserError
 from .fields import Fields, Name, Positive, PositiveInt, Table, nearest, read_fields
 
 SHIPPED = Path(__file__).parent
-HUGGING_FACE = {"Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama", "LlamaForCausalLMEagle3": "eagle3"}
+HUGGING_FACE = {"Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral",
+                "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLMEagle3": "eagle3"}
 DEFAULT_THETA = 10000.0  # of a configuration without rope_theta
 ARCHITECTURES = tuple(HUGGING_FACE.values())
 
@@ -96,13 +97,14 @@ class NormShape:
 
 @dataclass(frozen=True)
 class RopeShape:
-    """Rotary embedding and KV append. split_k as in NormShape; at least 1. rows: of one program."""
+    """Rotary embedding and KV append. split_k as in NormShape; at least 1. rows: of one program. qk_norm: as in ModelShape."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     split_k: int
     rows: int = 1
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ KernelShape = (LinearShape | HeadShape | AttentionShape | PersistentAttentionSha
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of one model. `source` says where they were read. For an EAGLE-3 drafter (`architecture = "eagle3"`),
+    """Sizes of one model. `source` says where they were read. `qk_norm`: each head of q and k is normed before RoPE. For an EAGLE-3 drafter (`architecture = "eagle3"`),
     `target_hidden_size` is the target's hidden size and `draft_vocab_size` the rows of its small head."""
 
     name: Name
@@ -178,12 +180,19 @@ class ModelShape:
     rope_scaling: Mapping[str, object] | None = None
     target_hidden_size: PositiveInt | None = None
     draft_vocab_size: PositiveInt | None = None
+    qk_norm: bool = False
+
+    @property
+    def sizes(self) -> dict[str, object]:
+        """All that tells one model from another: not its labels. A digest of it is kept in files, so a size that came later is
+        left out where a model is without it."""
+        later = () if self.qk_norm else ("qk_norm",)
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in ("name", "source", *later)}
 
     @property
     def digest(self) -> str:
         """Of the sizes, 16 hexadecimal digits: a model is its sizes, its name a label."""
-        sizes = {name: value for name, value in dataclasses.asdict(self).items() if name not in ("name", "source")}
-        return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.sizes, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def attention_shape(self) -> AttentionShape:
@@ -256,7 +265,7 @@ def _from_config(path: Path) -> ModelShape:
     known = [a for a in named if isinstance(a, str) and a in HUGGING_FACE]
     if len(known) != 1:
         raise fields.fail("architectures", f"is {named!r}", expected=f"one of {', '.join(HUGGING_FACE)}",
-                          action="use a Qwen2 or Llama model; mixture-of-experts and other layouts aren't supported")
+                          action="use a Qwen2, Qwen3, Llama or Mistral model; mixture-of-experts and other layouts aren't supported")
     architecture = HUGGING_FACE[known[0]]
     num_heads = fields.positive("num_attention_heads", int)
     hidden_size = fields.positive("hidden_size", int)
@@ -278,7 +287,7 @@ def _from_config(path: Path) -> ModelShape:
         max_position=fields.positive("max_position_embeddings", int), source=str(path.name),
         rope_scaling=scaling,
         target_hidden_size=fields.positive("target_hidden_size", int, hidden_size if architecture == "eagle3" else None),
-        draft_vocab_size=fields.positive("draft_vocab_size", int, None),
+        draft_vocab_size=fields.positive("draft_vocab_size", int, None), qk_norm=architecture == "qwen3",
     )
     return _checked(shape, fields)
 
@@ -354,6 +363,8 @@ def shape_from_dict(table: Mapping[str, object], where: str, error: type[UserErr
         table = {**table, "dtype": "bf16", "terms": 1}
     if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k"}:  # a RoPE, as it was written while it took one row
         table = {**table, "rows": 1}
+    if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k", "rows"}:  # before models whose heads are normed
+        table = {**table, "qk_norm": False}
     for kind in get_args(KernelShape):
         fields = {f.name: f.type for f in dataclasses.fields(kind)}
         if set(table) == set(fields) and all(type(table[name]) is of for name, of in fields.items()):

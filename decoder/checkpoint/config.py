@@ -14,8 +14,9 @@ from ..errors import LoadError
 from .rope import frequencies
 from .switches import HARMLESS, READ, SWITCHES, check_switches
 
-# Keys of one architecture: attention_bias is a size of Qwen2's; its sliding_window counts where use_sliding_window is set.
-SIZES = {"qwen2": {"attention_bias", "sliding_window"}, "llama": set(), "eagle3": {"draft_vocab_size", "target_hidden_size"}}
+# Keys of one architecture: attention_bias is a size of Qwen2's; sliding_window of Qwen's counts where use_sliding_window is set.
+SIZES = {"qwen2": {"attention_bias", "sliding_window"}, "qwen3": {"sliding_window"}, "llama": set(), "mistral": set(), "eagle3": {"draft_vocab_size", "target_hidden_size"}}
+MISTRAL_WINDOW = 4096  # of a configuration that names none, in transformers
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ def load_config(folder: Path) -> ModelConfig:
     except ShapeError as e:
         raise LoadError(e.found, expected=e.expected, action=e.action) from None
     check_switches(table, str(path), READ | SIZES[shape.architecture], SWITCHES, HARMLESS)
+    if shape.architecture == "mistral" and "sliding_window" not in table:
+        raise LoadError(f"{path}: sliding_window is missing, which means {MISTRAL_WINDOW:,} tokens: sliding-window attention is "
+                        "not supported", expected="sliding_window null, as in Mistral-7B v0.2 and later")
     frequencies(shape)
     generation_path = folder / "generation_config.json"
     generation = read_table(generation_path, LoadError) if generation_path.is_file() else {}

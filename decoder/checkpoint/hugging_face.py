@@ -24,7 +24,8 @@ def hugging_face_from_tensors(checkpoint: Checkpoint) -> "PreTrainedModel":
         shape.architecture, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size, num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim, rms_norm_eps=shape.rms_norm_eps,
-        tie_word_embeddings=shape.tie_embeddings, max_position_embeddings=shape.max_position, rope_parameters=rope)
+        tie_word_embeddings=shape.tie_embeddings, max_position_embeddings=shape.max_position, rope_parameters=rope,
+        sliding_window=None)
     model = AutoModelForCausalLM.from_config(config)
     missing, unexpected = model.load_state_dict(checkpoint.tensors, strict=False)
     if unexpected or set(missing) - {HEAD}:

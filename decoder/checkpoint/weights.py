@@ -19,7 +19,7 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # buffers that old checkpoints sav
 
 
 def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Name and size of every tensor that a Qwen2 or Llama model of this shape has."""
+    """Name and size of every tensor that a model of this shape has."""
     hidden, middle = shape.hidden_size, shape.intermediate_size
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     sizes: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab_size, hidden), FINAL_NORM: (hidden,)}
@@ -41,6 +41,8 @@ def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         if shape.qkv_bias:
             sizes |= {f"{attention}.q_proj.bias": (heads,), f"{attention}.k_proj.bias": (kv_heads,),
                       f"{attention}.v_proj.bias": (kv_heads,)}
+        if shape.qk_norm:
+            sizes |= {f"{attention}.{name}_norm.weight": (shape.head_dim,) for name in "qk"}
     return sizes
 
 

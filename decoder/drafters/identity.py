@@ -1,6 +1,5 @@
 """Which target a drafter belongs to: sizes and vocabulary, as SHA-256. Names and paths say nothing."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 from ...shapes.model import ModelShape
 from ..request.tokenizer import Tokenizer
 
-NAMES = ("name", "source")  # fields of a shape that say where it is from
 DIGITS = 3  # of the norm's epsilon: GGUF files keep it in fp32
 
 
@@ -24,8 +22,7 @@ class TargetIdentity:
 
 def identity_of(shape: ModelShape, tokenizer: Tokenizer) -> TargetIdentity:
     """Equal for one model in several files, such as a GGUF file and a Hugging Face folder."""
-    sizes = {name: value for name, value in dataclasses.asdict(shape).items() if name not in NAMES}
-    sizes["rms_norm_eps"] = f"{shape.rms_norm_eps:.{DIGITS}g}"
+    sizes = shape.sizes | {"rms_norm_eps": f"{shape.rms_norm_eps:.{DIGITS}g}"}
     return TargetIdentity(_digest(sizes), _digest(tokenizer.inner.get_vocab()))
 
 

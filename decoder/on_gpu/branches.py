@@ -16,6 +16,7 @@ from ...kernels.merge import aligned_parts
 from .buffers import DeviceInputs
 from .cache import DeviceCache, Pass
 from .layer import Decode, Launched
+from .weights import PackedLayer
 
 NONE = -1  # in the table: no branch
 
@@ -30,13 +31,14 @@ class BranchDecode(Decode):
         if self.amax is not None:  # a row's maxima begin on 16 bytes, as a launch wants them; the columns added stay 0
             self.amax = self.amax.new_zeros(len(self.amax), aligned_parts(self.amax.shape[1]))
 
-    def mix(self, index: int, at: Pass) -> Iterator[Launched]:
+    def mix(self, index: int, weights: PackedLayer, at: Pass) -> Iterator[Launched]:
         """See Phase. at: of the longest branch; its cache lends RoPE's table and the partials."""
         space, cache, amax = self.space, at.cache, self.amax
         for b in range(at.rows):
             start, q, (keys, values) = at.length[b * STRIDE:b * STRIDE + 1], space.q[b:b + 1], self.buffer[b, :, index]
             part = replace(cache.partials, o=cache.partials.o[b:b + 1])
-            yield "rope", partial(self.rope_append, space.qkv[:, b:b + 1], cache.rope, start, rows=1, q=q, cache=(keys, values))
+            yield "rope", partial(self.rope_append, space.qkv[:, b:b + 1], cache.rope, start, rows=1, q=q, cache=(keys, values),
+                                  norms=weights.head_norms)
             yield "attention", partial(self.attention, q, keys, values, start, chunks=at.chunks, out=part)
             yield "merge", partial(self.merge, part, start, rows=1, chunks=at.chunks,
                                    amax=None if amax is None else amax[b:b + 1])

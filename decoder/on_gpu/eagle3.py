@@ -102,7 +102,7 @@ class TritonEagle3Model:
         self.limit = int((weights.ids < vocab_limit).sum())  # rows of the head that stand for a token
         self.head = pack(tensors.pop("lm_head.weight")[order], precision, device)
         self.norm = vector("norm.weight")
-        self.layer = pack_layer(tensors, "midlayer.", precision, False, device)
+        self.layer = pack_layer(tensors, "midlayer.", precision, self.shape, device)
         self.entry = DraftEntry(self.embedding, self.layer.input_norm, vector("midlayer.hidden_norm.weight"),
                                 self.shape.rms_norm_eps, weights.norm_before_residual)
         assert not tensors, f"unused: {list(tensors)}"

@@ -79,10 +79,10 @@ class Phase(ABC):
         else:
             yield "quantise", lambda: self.quantise(flat, heads, rows=rows, amax=amax)
 
-    def mix(self, index: int, at: Pass) -> Iterator[Launched]:
-        """From qkv's partials to space.heads: RoPE, append, attention."""
+    def mix(self, index: int, weights: PackedLayer, at: Pass) -> Iterator[Launched]:
+        """From qkv's partials to space.heads: norms of the heads, RoPE, append, attention."""
         yield "rope", lambda: self.rope_append(self.space.qkv, at.cache.rope, at.length, rows=at.rows, q=self.space.q,
-                                               cache=(at.cache.keys[index], at.cache.values[index]))
+                                               cache=(at.cache.keys[index], at.cache.values[index]), norms=weights.head_norms)
         yield from self.attend(index, at)
 
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
@@ -94,7 +94,7 @@ class Phase(ABC):
         """From qkv's input to the partials of `down`, launch by launch."""
         space, rows = self.space, at.rows
         yield "qkv", lambda: self.linear("qkv", weights.qkv, space.entry, space.qkv, rows)
-        yield from self.mix(index, at)
+        yield from self.mix(index, weights, at)
         yield "o", lambda: self.linear("o", weights.o, space.heads, space.y_o, rows)
         yield "norm", lambda: self.norm(Residual(space.x, space.y_o), weights.post_norm, self.shape.rms_norm_eps, space.hidden,
                                         rows=rows)

@@ -36,7 +36,7 @@ class DeviceNetwork:
         self.embedding = token_table(tensors.pop(EMBEDDING), device)
         self.head = self.embedding if shape.tie_embeddings else tensors.pop(HEAD).to(device, torch.bfloat16)
         self.final_norm = tensors.pop(FINAL_NORM).to(device, torch.bfloat16)
-        self.layers = [pack_layer(tensors, f"model.layers.{i}.", self.precision, shape.qkv_bias, device)
+        self.layers = [pack_layer(tensors, f"model.layers.{i}.", self.precision, shape, device)
                        for i in range(shape.num_layers)]
         self.vocab_limit = shape.vocab_size
         space = new_workspace(shape, ROWS, self.precision.is_e4m3, splits_of(schedules), device)

@@ -6,7 +6,9 @@ import torch
 
 from ...kernels.layout import Weights
 from ...kernels.linear import interleave
+from ...kernels.rope import HeadNorms
 from ...schedules.recipe import Precision
+from ...shapes.model import ModelShape
 from ..checkpoint.weights import Tensors, pop_stacked
 from ..on_torch.linear import quantise_weights
 
@@ -43,7 +45,7 @@ def pack(w: torch.Tensor, precision: Precision, device: torch.device, bias: torc
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """One layer's weights; norms [H] bf16."""
+    """One layer's weights; norms [H] bf16. head_norms: of a model that norms its heads."""
 
     input_norm: torch.Tensor
     qkv: Packed
@@ -51,6 +53,7 @@ class PackedLayer:
     post_norm: torch.Tensor
     gate_up: Packed
     down: Packed
+    head_norms: HeadNorms | None = None
 
     @property
     def linears(self) -> dict[str, Packed]:
@@ -58,7 +61,7 @@ class PackedLayer:
         return {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
 
 
-def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> PackedLayer:
+def pack_layer(tensors: Tensors, prefix: str, precision: Precision, shape: ModelShape, device: torch.device) -> PackedLayer:
     """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
     def packed(*names: str, bias: bool = False, turns: bool = False) -> Packed:
         w = pop_stacked(tensors, [f"{prefix}{name}.weight" for name in names])
@@ -69,7 +72,10 @@ def pack_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bo
     def vector(name: str) -> torch.Tensor:
         return tensors.pop(f"{prefix}{name}.weight").to(device, torch.bfloat16)
 
+    head_norms = None
+    if shape.qk_norm:
+        head_norms = HeadNorms(vector("self_attn.q_norm"), vector("self_attn.k_norm"), shape.rms_norm_eps)
     return PackedLayer(input_norm=vector("input_layernorm"),
-                       qkv=packed(*(f"self_attn.{name}_proj" for name in "qkv"), bias=qkv_bias),
+                       qkv=packed(*(f"self_attn.{name}_proj" for name in "qkv"), bias=shape.qkv_bias),
                        o=packed("self_attn.o_proj"), post_norm=vector("post_attention_layernorm"),
-                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"))
+                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"), head_norms=head_norms)

@@ -31,7 +31,7 @@ class Eagle3Model:
         self.head = make_head(tensors.pop("lm_head.weight").to(device), self.precision, drafter=True)
         self.norm = tensors.pop("norm.weight").to(device, self.dtype)
         self.hidden_norm = tensors.pop("midlayer.hidden_norm.weight").to(device, self.dtype)
-        self.layer = make_layer(tensors, "midlayer.", self.precision, False, device)
+        self.layer = make_layer(tensors, "midlayer.", self.precision, shape, device)
         assert not tensors, f"unused: {list(tensors)}"
         self.rope = RopeTable(shape, self.dtype, device)
         self.ids = weights.ids.to(device)

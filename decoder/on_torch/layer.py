@@ -30,6 +30,8 @@ class Layer:
     post_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    q_norm: torch.Tensor | None = None  # [head_dim], and k's, where heads are normed before RoPE
+    k_norm: torch.Tensor | None = None
 
 
 class RopeTable:
@@ -51,12 +53,15 @@ class RopeTable:
         return cos[index].to(self.dtype), sin[index].to(self.dtype)
 
 
-def attend(layer_index: int, qkv: torch.Tensor, shape: ModelShape, rope: tuple[torch.Tensor, torch.Tensor],
+def attend(layer_index: int, layer: Layer, normed: torch.Tensor, shape: ModelShape, rope: tuple[torch.Tensor, torch.Tensor],
            rows: Rows) -> torch.Tensor:
-    """Attention of one layer over the keys that its rows see: qkv [rows, (num_heads + 2 num_kv_heads) * head_dim];
-    appends the new keys and values; [rows, num_heads * head_dim] in qkv's type."""
+    """qkv and attention of one layer over the keys that its rows see: normed [rows, qkv's K]; appends the new keys and values;
+    [rows, num_heads * head_dim] in qkv's type."""
+    qkv = layer.qkv(normed)
     heads = qkv.reshape(qkv.shape[0], -1, shape.head_dim)
     q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q, k = rms_norm(q, layer.q_norm, shape.rms_norm_eps), rms_norm(k, layer.k_norm, shape.rms_norm_eps)
     append(rows, layer_index, rotate(k, *rope), v)
     q = rotate(q, *rope)
     chunk = rows.cache.chunk
@@ -74,12 +79,12 @@ def attend(layer_index: int, qkv: torch.Tensor, shape: ModelShape, rope: tuple[t
 def run_layer(index: int, layer: Layer, x: torch.Tensor, normed: torch.Tensor, shape: ModelShape,
               rope: tuple[torch.Tensor, torch.Tensor], rows: Rows) -> torch.Tensor:
     """x [rows, hidden_size] through one layer; `normed` is what its qkv reads."""
-    x = x + layer.o(attend(index, layer.qkv(normed), shape, rope, rows))
+    x = x + layer.o(attend(index, layer, normed, shape, rope, rows))
     gate, up = layer.gate_up(rms_norm(x, layer.post_norm, shape.rms_norm_eps)).chunk(2, dim=-1)
     return x + layer.down(silu(gate) * up)
 
 
-def make_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bool, device: torch.device) -> Layer:
+def make_layer(tensors: Tensors, prefix: str, precision: Precision, shape: ModelShape, device: torch.device) -> Layer:
     """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
     dtype = TORCH[precision.attention]
 
@@ -88,11 +93,16 @@ def make_layer(tensors: Tensors, prefix: str, precision: Precision, qkv_bias: bo
         b = pop_stacked(tensors, [f"{prefix}{name}.bias" for name in names]).to(device) if bias else None
         return make_linear(w, precision, b)
 
+    def vector(name: str) -> torch.Tensor:
+        return tensors.pop(f"{prefix}{name}.weight").to(device, dtype)
+
     qkv = [f"self_attn.{name}_proj" for name in "qkv"]
     return Layer(
-        input_norm=tensors.pop(f"{prefix}input_layernorm.weight").to(device, dtype),
-        qkv=linear(*qkv, bias=qkv_bias),
+        input_norm=vector("input_layernorm"),
+        qkv=linear(*qkv, bias=shape.qkv_bias),
         o=linear("self_attn.o_proj"),
-        post_norm=tensors.pop(f"{prefix}post_attention_layernorm.weight").to(device, dtype),
+        post_norm=vector("post_attention_layernorm"),
         gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
-        down=linear("mlp.down_proj"))
+        down=linear("mlp.down_proj"),
+        q_norm=vector("self_attn.q_norm") if shape.qk_norm else None,
+        k_norm=vector("self_attn.k_norm") if shape.qk_norm else None)

@@ -1,4 +1,4 @@
-"""A Qwen2 or Llama decoder on the `torch` backend, in the recipe's precision.
+"""A decoder on the `torch` backend, in the recipe's precision.
 
 A row's bits don't depend on the rows beside it, so prefill is the decode path in more rows.
 """
@@ -36,7 +36,7 @@ class TorchModel:
         head = self.embedding if shape.tie_embeddings else tensors.pop(HEAD).to(device)
         self.head = make_head(head, self.precision)
         self.final_norm = tensors.pop(FINAL_NORM).to(device, self.dtype)
-        self.layers = [make_layer(tensors, f"model.layers.{i}.", self.precision, shape.qkv_bias, device)
+        self.layers = [make_layer(tensors, f"model.layers.{i}.", self.precision, shape, device)
                        for i in range(shape.num_layers)]
         self.rope = RopeTable(shape, self.dtype, device)
         self.vocab_limit = shape.vocab_size

@@ -17,6 +17,7 @@ from tune_kernels.shapes.model import ModelShape
 torch.set_num_threads(1)
 
 VOCABULARY = 272  # 256 bytes, 3 special tokens, the rest of the rows belong to no token
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 CHUNK = 16  # keys a chunk in most tests, so that short prompts cross chunk boundaries
 
 
@@ -37,12 +38,16 @@ def save_tokenizer(folder: Path, specials: tuple[str, ...] = ("<bos>", "<eos>", 
 
 def hugging_face_config(kind: str) -> Any:
     """Odd sizes on purpose: groups of 2 and 3 query heads, a K tail, a vocabulary larger than the tokenizer."""
-    from transformers import LlamaConfig, Qwen2Config
+    from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
     shared = {"vocab_size": VOCABULARY, "num_hidden_layers": 5, "num_key_value_heads": 2, "max_position_embeddings": 512,
               "eos_token_id": 257, "bos_token_id": 256, "pad_token_id": 258, "initializer_range": 0.15}
     if kind == "llama":
         return LlamaConfig(hidden_size=64, intermediate_size=112, num_attention_heads=4, tie_word_embeddings=True, **shared)
+    if kind == "mistral":
+        return MistralConfig(hidden_size=64, intermediate_size=112, num_attention_heads=4, sliding_window=None, **shared)
+    if kind == "qwen3":
+        return Qwen3Config(hidden_size=64, intermediate_size=112, num_attention_heads=6, head_dim=32, **shared)
     return Qwen2Config(hidden_size=96, intermediate_size=144, num_attention_heads=6, tie_word_embeddings=False, **shared)
 
 
@@ -55,9 +60,11 @@ def save_model(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Path:
         setattr(config, name, value)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():  # biases start at zero in transformers: give them values
+    for name, parameter in model.named_parameters():  # biases start at 0 and norms of heads at 1 in transformers: give them values
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.normal_(parameter, mean=2.0, std=0.3)
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
@@ -65,7 +72,7 @@ def save_model(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {kind: save_model(tmp_path_factory.mktemp(kind), kind) for kind in ("llama", "qwen2")}
+    return {kind: save_model(tmp_path_factory.mktemp(kind), kind) for kind in FAMILIES}
 
 
 @pytest.fixture(scope="session")

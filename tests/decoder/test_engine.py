@@ -176,7 +176,7 @@ def test_a_delay_leaves_the_tokens_as_they_are(load_tiny: Callable[..., Decoder]
     assert decoder.generate("delay", "ssd", max_new_tokens=24).token_ids == expected.token_ids
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("recipe", ["fp32", "bf16", "fp8-v1"])
 def test_a_model_that_drafts_for_itself_is_always_right(kind: str, recipe: str, load_tiny: Callable[..., Decoder]) -> None:
     """Acceptance 1 in SD and SSD, so no key of the drafter's cache is missing or stale,
@@ -190,6 +190,26 @@ def test_a_model_that_drafts_for_itself_is_always_right(kind: str, recipe: str, 
         assert result.stats.rounds == 10
         assert result.stats.tokens_per_round == 3.9  # 39 tokens, the first comes from the prompt
     assert result.stats.hit_rate == 1  # the outcome of a full accept is prepared whatever the drafter believes
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
+def test_every_family_emits_hugging_faces_greedy_tokens(kind: str, load_tiny: Callable[..., Decoder],
+                                                        tiny_folders: dict[str, Path]) -> None:
+    """fp32, all modes, with the model as its own drafter and with n-grams."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folders[kind], dtype=torch.float32)
+    decoder = load_tiny(kind, drafter="self")
+    ids = decoder.tokenizer.encode("the same tokens")
+    expected = list(ids)
+    for _ in range(24):
+        with torch.inference_mode():
+            logits = model(torch.tensor([expected])).logits[0, -1, :decoder.tokenizer.size]
+        expected.append(int(logits.argmax()))
+    for mode in ("ar", "sd", "ssd"):
+        found = decoder.generate(ids, mode, max_new_tokens=24, draft_length=3, ignore_eos=True).token_ids
+        assert found == expected[len(ids):], mode
+    assert load_tiny(kind, drafter="ngram").generate(ids, "sd", max_new_tokens=24, ignore_eos=True).token_ids == found
 
 
 def test_likely_outcomes() -> None:

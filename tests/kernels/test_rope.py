@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from helpers import assert_close, assert_same_bytes, strided
 from tune_kernels.kernels.operation import ContractError
-from tune_kernels.kernels.rope import rope_append, rope_reference
+from tune_kernels.kernels.rope import HeadNorms, rope_append, rope_reference
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import FixedSchedule
 from tune_kernels.shapes.model import ModelShape
@@ -26,9 +26,11 @@ class Case:
     kv: int
     dim: int
     split_k: int
+    qk_norm: bool = False
 
 
-CASES = [Case(6, 2, 16, 1), Case(6, 2, 16, 3), Case(3, 3, 32, 2), Case(4, 1, 64, 1)]
+NORMED = [Case(6, 2, 16, 3, True), Case(4, 1, 64, 1, True)]
+CASES = [Case(6, 2, 16, 1), Case(6, 2, 16, 3), Case(3, 3, 32, 2), Case(4, 1, 64, 1), *NORMED]
 
 
 def tables(case: Case, device: str) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -58,6 +60,15 @@ def summed(case: Case, qkv: "torch.Tensor") -> "torch.Tensor":
     return total.bfloat16().reshape(MOST, -1, case.dim)
 
 
+def norms(case: Case, device: str) -> HeadNorms | None:
+    """Weights of 0.5 to 1.5, other ones for k."""
+    import torch
+
+    gen = torch.Generator().manual_seed(7)
+    weights = [(torch.rand(case.dim, generator=gen) + 0.5).bfloat16().to(device) for _ in range(2)]
+    return HeadNorms(weights[0], weights[1], 1e-3) if case.qk_norm else None
+
+
 def run(case: Case, qkv: "torch.Tensor", length: int, rows: int,
         device: str) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
     """q, k_cache and v_cache, poisoned before; no two strides of the caches are equal."""
@@ -69,11 +80,32 @@ def run(case: Case, qkv: "torch.Tensor", length: int, rows: int,
     v = torch.full((slots, case.kv, case.dim + 32), float("nan"), dtype=torch.bfloat16, device=device)
     k, v = k[:, :, :case.dim].transpose(0, 1), v[:, :, :case.dim]
     rope_append(qkv, tables(case, device), torch.tensor([length], dtype=torch.int32, device=device), rows=rows, q=q, cache=(k, v),
-                schedule=SCHEDULE, numerics=NUMERICS)
+                schedule=SCHEDULE, numerics=NUMERICS, norms=norms(case, device))
     return q, k, v
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", NORMED, ids=str)
+def test_heads_are_normed_before_the_rotation(case: Case, device: str) -> None:
+    """Against fp64, with the weights of q for q's heads and k's for k's, within three roundings of a pair's length; values are not
+    normed."""
+    import torch
+
+    qkv, length, given = partials(case, device), 5, norms(case, device)
+    assert given is not None
+    q, k, v = run(case, qkv, length, MOST, device)
+    y = summed(case, qkv).double()
+    normed = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + given.eps)
+    cos, sin = (table[length:length + MOST] for table in tables(case, device))
+    for found, heads, weight in ((q[:MOST], normed[:, :case.heads], given.q),
+                                 (k[length:length + MOST], normed[:, case.heads:case.heads + case.kv], given.k)):
+        expected = heads * weight.double()
+        reach = torch.hypot(*expected.chunk(2, -1)).repeat(1, 1, 2)
+        error = (found.double() - rope_reference(expected, cos, sin)).abs() / reach
+        assert error.max() <= 3.01 * 2**-8
+    assert_same_bytes(v[length:length + MOST], y[:, case.heads + case.kv:].bfloat16(), "values are as they came")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.qk_norm], ids=str)
 @pytest.mark.parametrize("length", [0, 1, 230])
 def test_rotation_equals_fp64_and_the_torch_backend(case: Case, length: int, device: str) -> None:
     import torch

@@ -16,6 +16,7 @@ from tune_kernels.shapes.model import (
     shipped_names,
 )
 
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"  # of published models
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
         "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
@@ -146,3 +147,15 @@ def test_a_head_as_it_was_written_before_it_had_a_type() -> None:
     assert shape_from_dict({"N": 8, "K": 16}, "a file of before") == HeadShape(8, 16)
     rope = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "split_k": 1}
     assert shape_from_dict(rope, "a file of before") == RopeShape(4, 2, 16, 1, rows=1)
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "mistral-7b-v0.3", "llama-3.1-8b", "qwen2.5-14b"])
+def test_families_by_their_config(name: str) -> None:
+    """Heads are normed in Qwen3 alone, and its RoPE takes one row a program, whatever the launch."""
+    from tune_kernels.kernels.fixed import FIXED
+    from tune_kernels.schedules.recipe import load_recipe
+
+    shape = load_model_shape(str(CONFIGS / name))
+    assert shape.name == name and shape.qk_norm == (name == "qwen3-8b") and ("qk_norm" in shape.sizes) == shape.qk_norm
+    ropes = FIXED["rope"].shapes(shape, load_recipe("fp8-v1"), {"qkv": []})
+    assert [(rope.rows, rope.qk_norm) for rope in ropes] == [(1, True)] if shape.qk_norm else [(8, False)]

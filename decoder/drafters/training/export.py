@@ -21,7 +21,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 def drafter_shape(target: ModelShape, draft_vocab: int) -> ModelShape:
     """The drafter of a target: one layer of the target's sizes."""
     return replace(target, name=f"{target.name}-eagle3", architecture="eagle3", num_layers=1, qkv_bias=False,
-                   tie_embeddings=False, target_hidden_size=target.hidden_size, draft_vocab_size=draft_vocab)
+                   qk_norm=False, tie_embeddings=False, target_hidden_size=target.hidden_size, draft_vocab_size=draft_vocab)
 
 
 def write_drafter(folder: Path, network: DrafterNetwork, layers: tuple[int, ...], storage: str) -> None:

@@ -44,6 +44,9 @@ def test_tensors_are_checked(tensors: dict[str, Any], message: str, tiny_folders
 @pytest.mark.parametrize(("kind", "config", "message"), [
     ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
     ("llama", {"sliding_window": 128}, "sliding-window"),
+    ("mistral", {"sliding_window": 4096}, "sliding-window"),
+    ("qwen3", {"use_sliding_window": True}, "use_sliding_window is True"),
+    ("qwen3", {"attention_bias": True}, "bias in every attention projection"),
     ("llama", {"num_local_experts": 8}, "mixture of experts"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ("llama", {"attention_bias": True}, "bias in every attention projection"),
@@ -65,7 +68,7 @@ def test_unsupported_features_are_refused_by_name(kind: str, config: dict[str, A
         Decoder.load(str(copy(tiny_folders[kind], tmp_path / "m", config)), recipe="fp32")
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3", "mistral"])
 def test_keys_that_transformers_writes_are_known(kind: str, tiny_folders: dict[str, Path], tmp_path: Path) -> None:
     """Its whole default configuration, and keys of older releases and of published models."""
     from transformers import AutoConfig
@@ -74,7 +77,19 @@ def test_keys_that_transformers_writes_are_known(kind: str, tiny_folders: dict[s
     written = {k: v for k, v in AutoConfig.for_model(kind).to_dict().items() if k not in mine and k != "layer_types"}
     published = {"_name_or_path": "x", "torch_dtype": "bfloat16", "is_llama_config": True, "rope_interleaved": False,
                  "transformers.js_config": {}, "use_mrope": False, "max_window_layers": 28, "use_sliding_window": False}
+    if kind == "mistral":
+        written["sliding_window"] = None
     load_checkpoint(str(copy(tiny_folders[kind], tmp_path / "m", written | published)), None, CPU)
+
+
+def test_a_mistral_that_names_no_window_is_refused(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """transformers takes 4,096 tokens for it, as the first Mistral had."""
+    folder = copy(tiny_folders["mistral"], tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    del config["sliding_window"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match="sliding_window is missing, which means 4,096 tokens"):
+        load_checkpoint(str(folder), None, CPU)
 
 
 @pytest.mark.parametrize(("config", "message"), [

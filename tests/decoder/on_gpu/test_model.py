@@ -51,6 +51,7 @@ TOKENS = 10  # of a request
 # The recipes' tolerances between two implementations of one pass, of random weights: relative RMS and worst error of logits.
 CLOSE = {"bf16": (1.5e-2, 8e-2), "fp8-v1": (1.5e-2, 8e-2)}
 RECIPES = list(CLOSE)
+WIDE_KINDS = {recipe: (recipe, WIDE) for recipe in RECIPES} | {"qwen3": ("fp8-v1", replace(WIDE, name="qwen3", qk_norm=True))}
 
 
 @pytest.fixture(scope="session")
@@ -60,8 +61,8 @@ def load(device: str, recipe_of: Callable[..., Recipe]) -> Load:
 
 @pytest.fixture(scope="session")
 def wide(load: Load) -> dict[str, Decoder]:
-    """One a recipe: several layers and KV heads."""
-    return {recipe: load(recipe, WIDE) for recipe in RECIPES}
+    """One a recipe, and one whose heads are normed: several layers and KV heads."""
+    return {kind: load(recipe, shape) for kind, (recipe, shape) in WIDE_KINDS.items()}
 
 
 @pytest.fixture(scope="session")
@@ -104,20 +105,21 @@ def fed(decoder: Decoder, tokens: list[int], rows: int = 0) -> Any:
     return before, decoder.model.forward(tokens[first:], Appended(cache, rows)).final if rows else None
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_logits_are_close_to_the_torch_backends(recipe: str, wide: dict[str, Decoder], load: Load) -> None:
+@pytest.mark.parametrize("kind", WIDE_KINDS)
+def test_logits_are_close_to_the_torch_backends(kind: str, wide: dict[str, Decoder], load: Load) -> None:
     """Prefill, and a decode pass whose rows cross a chunk's edge."""
     tokens = [*LONG, 3, 50, 21, 77, 9, 14, 88]
-    ours, theirs = wide[recipe], load(recipe, WIDE, "torch")
+    recipe, shape = WIDE_KINDS[kind]
+    ours, theirs = wide[kind], load(recipe, shape, "torch")
     for final, reference in zip(fed(ours, tokens, 7), fed(theirs, tokens, 7)):
         rms, worst = CLOSE[recipe]
         assert_close(ours.model.logits(final), theirs.model.logits(reference), rms=rms, worst=worst)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_rows_alone_and_together(recipe: str, wide: dict[str, Decoder]) -> None:
+@pytest.mark.parametrize("kind", WIDE_KINDS)
+def test_rows_alone_and_together(kind: str, wide: dict[str, Decoder]) -> None:
     """A pass of 6 rows, the same as one by one and as 2 and 4, features included."""
-    model, tokens, layers = wide[recipe].model, [3, 50, 21, 77, 9, 14], (0, 1)
+    model, tokens, layers = wide[kind].model, [3, 50, 21, 77, 9, 14], (0, 1)
     prompt: Any = model.new_cache(CAPACITY)
     model.prefill(LONG, Appended(prompt, len(LONG)))
 
@@ -139,11 +141,11 @@ def test_rows_alone_and_together(recipe: str, wide: dict[str, Decoder]) -> None:
             assert_same_bytes(found, expected, f"{name} of passes {sizes}")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_prefill_gives_the_same_bytes_however_it_is_cut_or_filled_up(recipe: str, wide: dict[str, Decoder],
+@pytest.mark.parametrize("kind", WIDE_KINDS)
+def test_prefill_gives_the_same_bytes_however_it_is_cut_or_filled_up(kind: str, wide: dict[str, Decoder],
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt cut into other chunks, a tail of one token, NaN in the rows that fill a pass up: the same keys and outputs."""
-    model, prompt = wide[recipe].model, PROMPT[:7]
+    model, prompt = wide[kind].model, PROMPT[:7]
     monkeypatch.setattr(triton_model, "FEWEST_ROWS", 2)
 
     def cut(*sizes: int) -> tuple[Any, Any, Any]:

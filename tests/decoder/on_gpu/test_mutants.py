@@ -339,8 +339,8 @@ def one_row_appended(patch: Patch) -> None:
     """Only the first row's keys and values are written."""
     rope = Decode.mix
 
-    def wrong(self: Decode, index: int, at: Any) -> Iterator[Any]:
-        for kind, launch in rope(self, index, at):
+    def wrong(self: Decode, index: int, weights: Any, at: Any) -> Iterator[Any]:
+        for kind, launch in rope(self, index, weights, at):
             yield kind, launch
             if kind == "rope" and at.rows > 1:
                 at.cache.buffer[:, index, int(at.length) + 1:int(at.length) + at.rows] = 0
@@ -349,7 +349,7 @@ def one_row_appended(patch: Patch) -> None:
 
 def keys_one_slot_late(patch: Patch) -> None:
     """In every path alike, so that all decoders agree: the keys go to the slot after the values'."""
-    def wrong(self: Decode, index: int, at: Any) -> Iterator[Any]:
+    def wrong(self: Decode, index: int, weights: Any, at: Any) -> Iterator[Any]:
         cache = at.cache
         yield "rope", lambda: self.rope_append(self.space.qkv, cache.rope, at.length, rows=at.rows, q=self.space.q,
                                                cache=(cache.keys[index, 1:], cache.values[index, :-1]))

@@ -13,7 +13,7 @@ from tune_kernels.decoder.on_torch.cache import KVCache
 from tune_kernels.decoder.rows import Appended, Branches
 from tune_kernels.shapes.model import ModelShape
 
-KINDS = ["llama", "qwen2"]
+KINDS = ["llama", "qwen2", "qwen3"]
 RECIPES = ["fp32", "bf16", "fp8-v1"]
 TOKENS = [(i * 7919 + 13) % 256 for i in range(70)]
 
@@ -22,7 +22,7 @@ def run(decoder: Decoder, cache: KVCache, tokens: list[int]) -> torch.Tensor:
     return decoder.model.forward(tokens, Appended(cache, len(tokens))).final
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "mistral"])
 @pytest.mark.parametrize("chunk", [16, 48, 256])
 def test_logits_are_hugging_faces(kind: str, chunk: int, tiny_folders: dict[str, Path], recipe_of: Any) -> None:
     """With a chunk of 48 or 256 and a head of 16, keys and values share no stride."""

@@ -185,3 +185,14 @@ def test_what_is_promoted_is_a_candidate(tmp_path: Path) -> None:
     assert new == [("down", "sm_90", mine["down"]), ("lm_head", "sm_90", mine["lm_head"]),
                    ("lm_head_logits", "sm_90", mine["lm_head"])]
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "mistral-7b-v0.3", "llama-3.1-8b", "qwen2.5-14b"])
+def test_every_kernel_of_a_published_model_has_legal_candidates(name: str) -> None:
+    """From its config.json, for three architectures, the kernels that aren't tuned included."""
+    model = str(Path(__file__).parents[2] / "data" / "configs" / name)
+    about = subject(*ARCHES, model=model)
+    for space in ("small", "default"):
+        found = with_fixed(candidates(load_space(space), about), about)
+        legal = Counter((c.target.arch, c.kernel) for c in found if c.problem is None)
+        assert set(legal) == {(c.target.arch, c.kernel) for c in found}
