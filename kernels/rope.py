@@ -8,8 +8,8 @@ and after it, as Hugging Face does.
 
 qkv [split_k, rows, (num_heads + 2 num_kv_heads) * head_dim]: fp32 partials, or one bf16 y (bias included in both). cos, sin
 [positions, head_dim / 2] fp32. q [rows, num_heads, head_dim] bf16; keys and values go to slot length + row of k_cache and
-v_cache [slots, num_kv_heads, head_dim] bf16, each with strides of its own. The rotation is computed in fp32 and rounded once. Weights of
-the norms: [head_dim] bf16.
+v_cache [slots, num_kv_heads, head_dim] bf16, each with strides of its own. The rotation is computed in fp32 and rounded once.
+Weights of the norms: [head_dim] bf16.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -53,8 +53,8 @@ def normed(y, scale, weight_ptr, mask):
 
 @triton.jit(do_not_specialize=["rows"])
 def rope_kernel(qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, length_ptr, q_ptr, k_ptr, v_ptr, rows, eps, stride_pm,
-                stride_ps, stride_kt, stride_kh, stride_vt, stride_vh, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-                SPLIT_K: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr):
+                stride_ps, stride_kt, stride_kh, stride_vt, stride_vh, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+                HEAD_DIM: tl.constexpr, SPLIT_K: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr):
     """Grid: (tiles of ROWS rows, num_heads + 2 num_kv_heads). With norms ROWS is 1: the order of a row's sum is the same in every
     launch."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]

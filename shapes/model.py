@@ -159,8 +159,9 @@ KernelShape = (LinearShape | HeadShape | AttentionShape | PersistentAttentionSha
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of one model. `source` says where they were read. `qk_norm`: each head of q and k is normed before RoPE. For an EAGLE-3 drafter (`architecture = "eagle3"`),
-    `target_hidden_size` is the target's hidden size and `draft_vocab_size` the rows of its small head."""
+    """Sizes of one model. `source` says where they were read. `qk_norm`: each head of q and k is normed before RoPE. For an
+    EAGLE-3 drafter (`architecture = "eagle3"`), `target_hidden_size` is the target's hidden size and `draft_vocab_size` the
+    rows of its small head."""
 
     name: Name
     architecture: str
@@ -265,7 +266,7 @@ def _from_config(path: Path) -> ModelShape:
     known = [a for a in named if isinstance(a, str) and a in HUGGING_FACE]
     if len(known) != 1:
         raise fields.fail("architectures", f"is {named!r}", expected=f"one of {', '.join(HUGGING_FACE)}",
-                          action="use a Qwen2, Qwen3, Llama or Mistral model; mixture-of-experts and other layouts aren't supported")
+                          action="use a Qwen2, Qwen3, Llama or Mistral model; mixtures of experts and others aren't supported")
     architecture = HUGGING_FACE[known[0]]
     num_heads = fields.positive("num_attention_heads", int)
     hidden_size = fields.positive("hidden_size", int)

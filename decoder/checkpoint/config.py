@@ -15,7 +15,9 @@ from .rope import frequencies
 from .switches import HARMLESS, READ, SWITCHES, check_switches
 
 # Keys of one architecture: attention_bias is a size of Qwen2's; sliding_window of Qwen's counts where use_sliding_window is set.
-SIZES = {"qwen2": {"attention_bias", "sliding_window"}, "qwen3": {"sliding_window"}, "llama": set(), "mistral": set(), "eagle3": {"draft_vocab_size", "target_hidden_size"}}
+SIZES: dict[str, set[str]] = {
+    "qwen2": {"attention_bias", "sliding_window"}, "qwen3": {"sliding_window"}, "llama": set(), "mistral": set(),
+    "eagle3": {"draft_vocab_size", "target_hidden_size"}}
 MISTRAL_WINDOW = 4096  # of a configuration that names none, in transformers
 
 

@@ -78,4 +78,5 @@ def pack_layer(tensors: Tensors, prefix: str, precision: Precision, shape: Model
     return PackedLayer(input_norm=vector("input_layernorm"),
                        qkv=packed(*(f"self_attn.{name}_proj" for name in "qkv"), bias=shape.qkv_bias),
                        o=packed("self_attn.o_proj"), post_norm=vector("post_attention_layernorm"),
-                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"), head_norms=head_norms)
+                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"),
+                       head_norms=head_norms)

@@ -60,7 +60,7 @@ def save_model(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Path:
         setattr(config, name, value)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():  # biases start at 0 and norms of heads at 1 in transformers: give them values
+    for name, parameter in model.named_parameters():  # biases start at 0, norms of heads at 1 in transformers
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
         if name.endswith(("q_norm.weight", "k_norm.weight")):

@@ -86,8 +86,8 @@ def run(case: Case, qkv: "torch.Tensor", length: int, rows: int,
 
 @pytest.mark.parametrize("case", NORMED, ids=str)
 def test_heads_are_normed_before_the_rotation(case: Case, device: str) -> None:
-    """Against fp64, with the weights of q for q's heads and k's for k's, within three roundings of a pair's length; values are not
-    normed."""
+    """Against fp64, with the weights of q for q's heads and k's for k's, within three roundings of a pair's length; values
+    are not normed."""
     import torch
 
     qkv, length, given = partials(case, device), 5, norms(case, device)
