@@ -1,13 +1,14 @@
-"""Compiled artefacts that a later launch uses without compiling, on another machine, path or Python version.
+"""Compiled artefacts that a launch loads without compiling, on any machine, path or Python version.
 
-Triton's own cache doesn't travel: its files hold absolute paths, its key the compiler library's hash and the kernel's line
-number. Ours is content: the kernel's source without comments, argument types, constants, attributes, options, target, and the
-toolchain's `identity`. `install` makes `kernel[grid](...)` ask a bundle before the compiler.
+Triton's own cache isn't portable: its files hold absolute paths, its key hashes the compiler library and the kernel's line
+number. A bundle's key hashes content: the kernel's source without comments, argument types, constants, attributes, options,
+target, and the toolchain's `identity`. After `install`, `kernel[grid](...)` asks a bundle before the compiler.
 
-A bundle is a folder; each artefact is a folder KEY of `artefacts/` in it: `NAME.cubin`, `NAME.json` (Triton's metadata),
-`kernel.ptx.gz` and `sha256.json`. It is written under another name and renamed, so it is there whole or not at all.
+A bundle is a folder. Each artefact is a folder `artefacts/KEY` in it: `NAME.cubin`, `NAME.json` (Triton's metadata),
+`kernel.ptx.gz` and `sha256.json`. It is written under a temporary name and renamed: it exists whole or not at all.
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -16,7 +17,7 @@ import os
 import shutil
 import tempfile
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class BundleError(UserError):
 
 
 def normalised_source(source: str) -> str:
-    """Python source as its tokens, without comments, docstring and layout, which a formatter may change."""
+    """Python source as tokens, without comments, docstrings and layout."""
     skip = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
     layout = {tokenize.NEWLINE: "\n", tokenize.INDENT: "{", tokenize.DEDENT: "}"}
     words: list[str] = []
@@ -42,14 +43,14 @@ def normalised_source(source: str) -> str:
         if token.type in skip or (token.type == tokenize.STRING and statement_starts):
             continue
         if token.type == tokenize.NEWLINE and statement_starts:
-            continue  # of a docstring
+            continue  # ends a docstring
         words.append(layout.get(token.type, token.string))
         statement_starts = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     return " ".join(words)
 
 
 def jitted_sources(kernel: Jitted) -> dict[str, str]:
-    """The normalised source of a jitted function, of every one of this project that it calls, and its global constants."""
+    """By name: normalised source of a jitted function and of the project's jitted functions it calls; their global constants."""
     from triton.runtime.jit import JITCallable
 
     found: dict[str, str] = {}
@@ -71,12 +72,12 @@ def jitted_sources(kernel: Jitted) -> dict[str, str]:
 
 @cache
 def kernel_digest(kernel: Jitted) -> str:
-    """A digest of the jitted functions involved: 16 hexadecimal digits. Comments and docstrings don't count."""
+    """Digest of `jitted_sources`: 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(jitted_sources(kernel), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _digest(source: TritonValue, chosen: TritonValue, capability: int) -> str:
-    """source: an ASTSource. chosen: full options."""
+    """The key of an artefact. source: an ASTSource. chosen: full options."""
     options = dict(chosen.__dict__)
     options["extern_libs"] = [(name, file_digest(path)) for name, path in options["extern_libs"]]
     parts = {
@@ -98,7 +99,7 @@ def source_of(launch: Launch) -> TritonValue:
 
 
 def compiler_options(launch: Launch, capability: int) -> TritonValue:
-    """The full options that Triton makes of a launch's."""
+    """Triton's full options for a launch."""
     return backend_of(capability).parse_options({**launch.options, "debug": False, "instrumentation_mode": ""})
 
 
@@ -112,7 +113,7 @@ def sha256(data: bytes) -> str:
 
 
 def save(bundle: Path, key: str, name: str, metadata: Mapping[str, object], ptx: str, cubin: bytes) -> None:
-    """Write one artefact. One that is there already and whole stays. Raises OSError if the disk won't have it."""
+    """Write one artefact, unless the same one is there already, whole. Raises OSError."""
     folder = bundle / "artefacts"
     folder.mkdir(parents=True, exist_ok=True)
     target = {"target": vars(metadata["target"])} if "target" in metadata else {}
@@ -122,18 +123,33 @@ def save(bundle: Path, key: str, name: str, metadata: Mapping[str, object], ptx:
         "kernel.ptx.gz": gzip.compress(ptx.encode(), compresslevel=3, mtime=0),
     }
     files["sha256.json"] = json.dumps({n: sha256(data) for n, data in files.items()}).encode()
-    new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
-    try:
-        new.chmod(0o755)  # mkdtemp makes folders that only their owner can read
+    with _new_folder(folder / key) as new:
         for file, data in files.items():
             (new / file).write_bytes(data)
-        publish(new, folder / key)
+
+
+def link(bundle: Path, key: str, same_as: str) -> None:
+    """Store an artefact that equals another one, as hard links to its files."""
+    folder = bundle / "artefacts"
+    with _new_folder(folder / key) as new:
+        for file in (folder / same_as).iterdir():
+            os.link(file, new / file.name)
+
+
+@contextlib.contextmanager
+def _new_folder(place: Path) -> Iterator[Path]:
+    """A folder to fill, which is published at `place` in the end."""
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
+    try:
+        new.chmod(0o755)  # mkdtemp's folders are readable by their owner alone
+        yield new
+        publish(new, place)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
 def publish(new: Path, place: Path) -> None:
-    """Rename a finished folder into place. An earlier one stays if it is whole and the same, else it is replaced."""
+    """Rename a finished folder into place, unless the same artefact is there already, whole."""
     while True:
         try:
             os.rename(new, place)
@@ -149,22 +165,9 @@ def publish(new: Path, place: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def link(bundle: Path, key: str, same_as: str) -> None:
-    """Store an artefact that equals another one, without a second copy of its files."""
-    folder = bundle / "artefacts"
-    new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
-    try:
-        new.chmod(0o755)
-        for file in (folder / same_as).iterdir():
-            os.link(file, new / file.name)
-        publish(new, folder / key)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
 def read(place: Path) -> dict[str, bytes]:
-    """The files of one artefact, checked. Raises BundleError for a missing or changed file."""
-    again = "run tune-kernels --offline into this folder again: damaged artefacts are compiled anew"
+    """The files of one artefact, by name, verified. Raises BundleError for a missing or changed file."""
+    again = "run tune-kernels --offline into this folder again: it recompiles damaged artefacts"
     try:
         digests = read_table(place / "sha256.json", BundleError)
         files = {name: (place / require_name(name, "file", BundleError)).read_bytes() for name in digests}
@@ -173,7 +176,7 @@ def read(place: Path) -> dict[str, bytes]:
                           action=again) from None
     for name, data in files.items():
         if sha256(data) != digests[name]:
-            raise BundleError(f"artefact {place}: {name} ({len(data)} bytes) is not what was written",
+            raise BundleError(f"artefact {place}: {name} ({len(data)} bytes) has changed since it was written",
                               expected=f"sha256 {str(digests[name])[:12]}", action=again)
     for kind in ("cubin", "json", "ptx.gz"):
         if not any(name.endswith(f".{kind}") for name in files):
@@ -182,23 +185,24 @@ def read(place: Path) -> dict[str, bytes]:
 
 
 def require_judged(files: Mapping[str, bytes], key: str, judged: Mapping[str, str]) -> None:
-    """Raises BundleError if an artefact isn't the one that was inspected. judged: SHA-256 of the inspected cubin by key; an
-    artefact that isn't in it was never a candidate."""
+    """Raises BundleError if an artefact's cubin isn't the inspected one.
+
+    judged: SHA-256 of the inspected cubin, by key. An artefact without an entry was never a candidate and passes."""
     found = next(sha256(data) for name, data in files.items() if name.endswith(".cubin"))
     if judged.get(key, found) != found:
-        raise BundleError(f"artefact {key}: its cubin is {found[:12]}, the one that was inspected is {judged[key][:12]}",
+        raise BundleError(f"artefact {key}: its cubin is {found[:12]}, the inspected one was {judged[key][:12]}",
                           expected="the cubin of the report", action="run tune-kernels --offline into this folder with --fresh")
 
 
 def install(kernel: Jitted, bundle: Path, *, device: int = 0, compile_missing: bool = False,
             judged: Mapping[str, str] | None = None) -> None:
-    """Let `kernel[grid](...)` take its artefacts from a bundle. judged: as in require_judged.
+    """Make `kernel[grid](...)` load its artefacts from a bundle. judged: as in require_judged.
 
-    Replaces the `compile` attribute that Triton's JITFunction sets when it first sees a device (Triton 3.6 to 3.9), so
-    arguments are specialised as usual and missing artefacts can still be compiled.
+    Replaces the `compile` attribute that Triton's JITFunction sets when it first sees a device (Triton 3.6 to 3.9). Triton
+    specialises arguments as usual, and missing artefacts can still be compiled.
 
-    Raises (at launch):
-        BundleError: no such artefact, unless compile_missing; or a damaged one.
+    Raises, at launch:
+        BundleError: the artefact is missing, unless compile_missing; or it is damaged, or not the inspected one.
     """
     import triton
     from triton.compiler import CompiledKernel
@@ -215,7 +219,7 @@ def install(kernel: Jitted, bundle: Path, *, device: int = 0, compile_missing: b
                 return compile_anew(src, target=target, options=options, **rest)
             raise BundleError(f"no artefact {key} for {src.name} with {dict(src.constants)}",
                               expected=f"one in {bundle / 'artefacts'}, made with Triton {triton.__version__}",
-                              action="make the bundle with this Triton and assembler: make tune TRITON=VERSION")
+                              action="compile the bundle with this Triton and assembler: make tune TRITON=VERSION")
         files = read(place)
         require_judged(files, key, judged or {})
         group = {name: str(place / name) for name in files if name.endswith((".json", ".cubin"))}

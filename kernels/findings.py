@@ -1,9 +1,9 @@
-"""Kernels that show a compiler's finding and that no decoder launches, by the name that `--kernel` and a space take.
+"""Kernels that demonstrate a compiler's fault. No decoder launches them; `--kernel` and a space take their names.
 
     merge_one_block     the merge with all `splits` partials in one tile [splits, BLOCK_D]: 512 x 128 fp32 values don't fit the
                         registers of 4 warps and spill
     gate_up_one_term    gate_up with activations in one e4m3 term: with a row tile of 8 the tile is 8 columns wide, and some
-                        versions of Triton fall back to the FP16 instruction for it, without a word
+                        versions of Triton silently fall back to the FP16 instruction for it
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def one_block_merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, chunk, NUM_
 
 
 def one_block_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     return first_problem(merge.merge_contract(shape, replace(schedule, splits=1)),
                          power_of_two("splits", schedule.splits, 2, 512))
 
@@ -55,7 +55,7 @@ def one_block_launch(shape: MergeShape, schedule: MergeSchedule, numerics: Numer
 
 @dataclass(frozen=True)
 class Finding:
-    """One kernel. shape: in a model."""
+    """One kernel. shape: its shape in a model."""
 
     operation: AnyOperation
     shape: Callable[[ModelShape], KernelShape]

@@ -1,10 +1,8 @@
-"""The kernels that aren't tuned: one schedule each, which the decoder launches and the offline sweep compiles, and the shapes
-that they take in a model.
+"""The kernels that aren't tuned: one schedule each, and their shapes in a model.
 
-A shape follows from the model, the recipe and the schedules of the neighbours: a norm sums as many partials as the linear before
-it leaves, a quantisation reads as many maxima as the merge or gate_up before it writes. A kernel has no shape where its neighbour
-isn't there. All take part in programmatic dependent launch, or they would hold up those that do.
-"""
+A shape depends on the model, the recipe and the schedules of the neighbours. A norm sums the partials of the linear before it; a
+quantisation reads the maxima of the merge or gate_up before it. Without its neighbour, a kernel has no shape. All use
+programmatic dependent launch: a kernel without it would delay its successor."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -29,13 +27,13 @@ from . import accept, activation, attention, branch_selection, lm_head, merge, n
 from .layout import ROWS
 from .operation import AnyOperation
 
-Schedules = Mapping[str, Collection[Schedule]]  # that each tunable kernel may run under, by name
+Schedules = Mapping[str, Collection[Schedule]]  # legal schedules by tunable kernel
 ScheduleT = TypeVar("ScheduleT", bound=Schedule)
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The source of a fixed kernel's shapes. schedules: of the tunable kernels that are there."""
+    """The model, recipe and schedules that a fixed kernel's shapes depend on. schedules: of the tunable kernels present."""
 
     model: ModelShape
     recipe: Recipe
@@ -52,47 +50,47 @@ class Neighbours:
         return self.model.architecture == "eagle3"
 
     def has(self, kernel: str) -> bool:
-        """Whether a tunable kernel is there."""
+        """Whether a tunable kernel is present."""
         return kernel in self.schedules
 
     def schedules_of(self, kernel: str, kind: type[ScheduleT]) -> list[ScheduleT]:
-        """The schedules of a tunable kernel; nothing if it isn't there."""
+        """The schedules of a tunable kernel; empty if it is absent."""
         return [s for s in self.schedules.get(kernel, ()) if isinstance(s, kind)]
 
     def partials(self, kernel: str) -> list[int]:
-        """split_k of a linear's schedules, and the one y of a prompt's pass; nothing if it isn't there."""
+        """Numbers of partials that a linear writes: split_k of its schedules, and 1 in prefill. Empty if it is absent."""
         found = [s.split_k for s in self.schedules_of(kernel, LinearSchedule)]
         return sorted({1, *found}) if found else []
 
     def linears(self) -> list[LinearShape]:
-        """The linears that are there."""
+        """Shapes of the linears present."""
         shapes = self.model.linear_shapes(self.recipe.linear_dtype, self.recipe.terms)
         return [shape for kernel, shape in shapes.items() if self.has(kernel)]
 
 
 @dataclass(frozen=True)
 class FixedKernel:
-    """One kernel that isn't tuned. shapes_beside: its shapes, which may repeat."""
+    """One kernel that isn't tuned. shapes_of: its shapes, perhaps with repetitions."""
 
     operation: AnyOperation
     schedule: FixedSchedule
-    shapes_beside: Callable[[Neighbours], Iterable[KernelShape]]
+    shapes_of: Callable[[Neighbours], Iterable[KernelShape]]
 
     def shapes(self, model: ModelShape, recipe: Recipe, schedules: Schedules) -> list[KernelShape]:
-        """Every shape that it takes in a model beside these schedules, each once."""
-        return list(dict.fromkeys(self.shapes_beside(Neighbours(model, recipe, schedules))))
+        """Its shapes in a model under these schedules, each once."""
+        return list(dict.fromkeys(self.shapes_of(Neighbours(model, recipe, schedules))))
 
 
-def norm_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """At the entry of a target's pass, after o, and after down: before the next layer, or the last one, before the head."""
-    H, quantised = beside.model.hidden_size, beside.quantised
-    if beside.has("qkv") and not beside.drafter:
+def norm_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Before a target's first layer, after o, and after down: before the next layer or the head."""
+    H, quantised = near.model.hidden_size, near.quantised
+    if near.has("qkv") and not near.drafter:
         yield NormShape(H, 0, embeds=True, quantised=quantised)
-    for split_k in beside.partials("o"):
+    for split_k in near.partials("o"):
         yield NormShape(H, split_k, quantised=quantised)
-    for split_k in beside.partials("down"):
+    for split_k in near.partials("down"):
         yield NormShape(H, split_k, quantised=False)
-        if beside.drafter:
+        if near.drafter:
             for one_row in (False, True):
                 yield NormShape(H, split_k, quantised=quantised, one_row=one_row)
             yield NormShape(H, split_k, quantised=False, one_row=True)
@@ -101,93 +99,92 @@ def norm_shapes(beside: Neighbours) -> Iterable[KernelShape]:
             yield NormShape(H, split_k, quantised=quantised, feature=True)
 
 
-def draft_norm_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """At the entry of a drafter's pass, in either kind of checkpoint."""
-    if beside.has("qkv") and beside.drafter:
+def draft_norm_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Before a drafter's layer, for both kinds of checkpoint."""
+    if near.has("qkv") and near.drafter:
         for normed_residual in (False, True):
-            yield DraftNormShape(beside.model.hidden_size, beside.quantised, normed_residual)
+            yield DraftNormShape(near.model.hidden_size, near.quantised, normed_residual)
 
 
-def rope_shapes(beside: Neighbours) -> Iterable[KernelShape]:
+def rope_shapes(near: Neighbours) -> Iterable[KernelShape]:
     """After qkv."""
-    model = beside.model
-    for split_k in beside.partials("qkv"):
+    model = near.model
+    for split_k in near.partials("qkv"):
         yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, split_k, 1, model.qk_norm)
-    if beside.has("qkv"):
+    if near.has("qkv"):
         yield RopeShape(model.num_heads, model.num_kv_heads, model.head_dim, 1,
                         rope.rows_per_program(rope.PROMPT_ROWS + ROWS, model.qk_norm), model.qk_norm)
 
 
-def persistent_attention_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """In attention's place where a context has many chunks."""
-    for schedule in beside.schedules_of("attention", AttentionSchedule):
-        if shape := attention.persistent_shape(beside.model.attention_shape, schedule):
+def persistent_attention_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Replaces attention when a context has many chunks."""
+    for schedule in near.schedules_of("attention", AttentionSchedule):
+        if shape := attention.persistent_shape(near.model.attention_shape, schedule):
             yield shape
 
 
-def fold_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """Before merge where a context has many chunks."""
-    if beside.has("merge"):
-        yield beside.model.merge_shape
+def fold_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Before merge when a context has many chunks."""
+    if near.has("merge"):
+        yield near.model.merge_shape
 
 
-def quantise_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """After merge and after gate_up, which leave maxima; in a prompt's pass after swiglu."""
-    model = beside.model
-    if not beside.quantised:
+def quantise_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """After merge and gate_up, which write maxima; in prefill after swiglu."""
+    model = near.model
+    if not near.quantised:
         return
-    for merging in beside.schedules_of("merge", MergeSchedule):
+    for merging in near.schedules_of("merge", MergeSchedule):
         parts = merge.parts(model.merge_shape, merging)
-        for read in (parts, merge.aligned_parts(parts)):  # the latter in a pass of branches
+        for read in (parts, merge.aligned_parts(parts)):  # the latter in a pass over branches
             yield QuantiseShape(model.num_heads * model.head_dim, read)
-    for gating in beside.schedules_of("gate_up", LinearSchedule):
+    for gating in near.schedules_of("gate_up", LinearSchedule):
         yield QuantiseShape(model.intermediate_size, -(-2 * model.intermediate_size // gating.BLOCK_N))
         yield QuantiseShape(model.intermediate_size, activation.segments(model.intermediate_size))
 
 
-def quantise_row_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """Input of a linear without maxima: attention's output in a prompt's pass, fc's features, a linear on its own, a drafter's
-    head."""
-    for linear in beside.linears() if beside.quantised else []:
+def quantise_row_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Input of a linear without maxima: attention's output in prefill, fc's features, a single linear, a drafter's head."""
+    for linear in near.linears() if near.quantised else []:
         yield QuantiseShape(linear.K, 0)
-    if beside.quantised and beside.drafter and beside.has("lm_head"):
-        yield QuantiseShape(beside.model.hidden_size, 0)
+    if near.quantised and near.drafter and near.has("lm_head"):
+        yield QuantiseShape(near.model.hidden_size, 0)
 
 
-def swiglu_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """After gate_up, in a prompt's pass."""
-    if beside.has("gate_up"):
-        yield RowShape(beside.model.intermediate_size)
+def swiglu_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """After gate_up in prefill."""
+    if near.has("gate_up"):
+        yield RowShape(near.model.intermediate_size)
 
 
-def prefill_linear_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """Each linear; swiglu is a kernel of its own there."""
-    return (replace(linear, swiglu=False) for linear in beside.linears())
+def prefill_linear_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Each linear; in prefill, swiglu is a separate kernel."""
+    return (replace(linear, swiglu=False) for linear in near.linears())
 
 
-def prefill_attention_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """As decode attention's."""
-    if beside.has("attention"):
-        yield beside.model.attention_shape
+def prefill_attention_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """The same as in decode."""
+    if near.has("attention"):
+        yield near.model.attention_shape
 
 
-def reduce_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """After lm_head; a drafter's ids stand for the target's."""
-    if beside.has("lm_head"):
+def reduce_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """After lm_head; a drafter's token ids are mapped to the target's."""
+    if near.has("lm_head"):
         yield ReduceShape(mapped=False)
-        if beside.drafter:
+        if near.drafter:
             yield ReduceShape(mapped=True)
 
 
-def accept_shapes(beside: Neighbours) -> Iterable[KernelShape]:
+def accept_shapes(near: Neighbours) -> Iterable[KernelShape]:
     """After a target's lm_head."""
-    if beside.has("lm_head") and not beside.drafter:
+    if near.has("lm_head") and not near.drafter:
         yield AcceptShape(ROWS)
 
 
-def draft_token_shapes(beside: Neighbours) -> Iterable[KernelShape]:
-    """Before a target's pass, and after its verdict, with a script or without."""
-    if beside.has("lm_head") and not beside.drafter:
+def draft_token_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Before a target's pass and after its verdict, with and without a script."""
+    if near.has("lm_head") and not near.drafter:
         yield from (DraftTokenShape(scripted) for scripted in (False, True))
 
 

@@ -1,8 +1,8 @@
-"""The interface of a kernel file: the schedules that fit a shape, the launch, the instructions that the artefact must have.
+"""The interface of a kernel file: legal schedules of a shape, the launch, the instructions that the artefact must have.
 
-`Launch` holds all that fixes a compiled artefact: function, argument types, constants, options. The launcher passes the
-same constants and options to Triton that the offline compiler does, so the artefact that was inspected is the one that runs.
-A launcher names the layout of each tensor in a table of `Operand`; `Launch.arguments` checks it before the launch.
+A `Launch` determines a compiled artefact: function, argument types, constants, options. The launcher and the offline compiler
+pass the same `Launch` to Triton, so the inspected artefact is the one that runs.
+A launcher lists each tensor's layout in a table of `Operand`; `Launch.arguments` checks it before the launch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,13 @@ from ..shapes.model import KernelShape
 if TYPE_CHECKING:
     import torch
 
-Constant = int | float | bool | str | None  # of a launch: a `constexpr`, or a compiler option
+Constant = int | float | bool | str | None  # a `constexpr` argument, or a compiler option
 ShapeT = TypeVar("ShapeT", bound=KernelShape)
 ScheduleT = TypeVar("ScheduleT", bound=Schedule)
 
 
 class ContractError(UserError):
-    """A launch whose tensors, shape and schedule can't go together."""
+    """Tensors, shape and schedule of a launch that don't fit each other."""
 
 
 class Parameter(Protocol):
@@ -37,7 +37,7 @@ class Parameter(Protocol):
 
 
 class Jitted(Protocol):
-    """The part of Triton's JITFunction, which has no types, that this project uses. `kernel[grid]` is callable."""
+    """The attributes of Triton's untyped JITFunction that this project uses. `kernel[grid]` is callable."""
 
     __name__: str
     __module__: str
@@ -54,18 +54,18 @@ class Jitted(Protocol):
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
 
-NO_STRIDE = 16  # of an axis of one entry or an absent tensor: any value that divides by 16
+NO_STRIDE = 16  # passed for an axis of one entry or an absent tensor: any multiple of 16 serves
 
 
 class AtLeast(int):
-    """The size of an axis that may be longer: the launch reads or writes its first entries."""
+    """A minimum size of an axis. The launch uses the first entries."""
 
 
 class Operand(NamedTuple):
-    """A tensor of a launch and the layout that the kernel addresses, or None if the kernel goes without it.
+    """A tensor of a launch and its required layout. tensor: None if this launch has none.
 
-    sizes: of each axis. strides: arguments of the kernel that take the strides of the first axes; each is a positive multiple of
-    16 elements below 2^31, so that one artefact serves every layout and loads are 16 bytes wide. The other axes are contiguous.
+    sizes: of each axis. strides: names of the kernel arguments that take the strides of the first axes. Each stride is a positive
+    multiple of 16 elements below 2^31: one artefact serves every layout, and loads are 16 bytes wide. Other axes are contiguous.
     """
 
     tensor: "torch.Tensor | None"
@@ -73,7 +73,7 @@ class Operand(NamedTuple):
     strides: tuple[str, ...] = ()
 
     def fits(self, dtype: "torch.dtype", device: "torch.device") -> bool:
-        """Whether the tensor has this type, lies on this device, on 16 bytes, and in this layout."""
+        """Whether the tensor has this dtype, device and layout, and is aligned to 16 bytes."""
         tensor, sizes = self.tensor, self.sizes
         assert tensor is not None
         if tensor.dtype is not dtype or tensor.device != device or tensor.dim() != len(sizes) or tensor.data_ptr() % 16:
@@ -94,7 +94,7 @@ class Operand(NamedTuple):
         return True
 
     def error(self, name: str, dtype: "torch.dtype", device: "torch.device") -> ContractError:
-        """The tensor's layout against the kernel's."""
+        """The error that says found and required layout."""
         tensor = self.tensor
         assert tensor is not None
         sizes = ", ".join(f">= {n}" if isinstance(n, AtLeast) else str(n) for n in self.sizes)
@@ -103,14 +103,14 @@ class Operand(NamedTuple):
         at = tensor.data_ptr() % 16
         return ContractError(
             f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}"
-            + (f", starting {at} bytes past a multiple of 16" if at else ""),
-            expected=f"{dtype} [{sizes}], {layout}, on {device}, starting on 16 bytes",
+            + (f", {at} bytes past a multiple of 16" if at else ""),
+            expected=f"{dtype} [{sizes}], {layout}, on {device}, aligned to 16 bytes",
             action="pass a .clone() of a slice that starts inside a tensor" if at else "")
 
 
 @cache
 def _dtype(word: str) -> "torch.dtype":
-    """torch's type of Triton's `*bf16` or `tensordesc<bf16[64, 128]>`."""
+    """torch's dtype of a Triton type such as `*bf16` or `tensordesc<bf16[64, 128]>`."""
     import torch
 
     element = word.removeprefix("tensordesc<").split("[")[0].removeprefix("*")
@@ -119,7 +119,7 @@ def _dtype(word: str) -> "torch.dtype":
 
 @dataclass(frozen=True)
 class Launch:
-    """One artefact. types: Triton's type of each argument that isn't a constant (`*bf16`, `i32`, `fp32`)."""
+    """One artefact. types: Triton type of each argument that isn't a constant: `*bf16`, `i32`, `fp32`."""
 
     kernel: Jitted
     types: Mapping[str, str]
@@ -127,15 +127,15 @@ class Launch:
     options: Mapping[str, Constant]
 
     def signature(self) -> dict[str, str]:
-        """Argument name → Triton type, in order; constants are `constexpr`."""
+        """Triton type by argument name, in order; `constexpr` for constants."""
         return {p.name: "constexpr" if p.name in self.constants else self.types[p.name] for p in self.kernel.params}
 
     def pointers(self) -> list[str]:
-        """Arguments that lead to memory, pointers and tensor descriptors, in order."""
+        """Names of the pointers and tensor descriptors, in order."""
         return [name for name, kind in self.signature().items() if kind.startswith(("*", "tensordesc"))]
 
     def attributes(self) -> dict[tuple[int], list[list[str | int]]]:
-        """The attributes of Triton's specialisation: pointers and strides divide by 16 (launchers refuse others)."""
+        """Triton's specialisation: pointers and strides are multiples of 16 (launchers refuse others)."""
         return {(p.num,): [["tt.divisibility", 16]] for p in self.kernel.params
                 if p.name not in self.constants and not p.do_not_specialize
                 and self.types[p.name].startswith(("*", "i"))}
@@ -144,7 +144,8 @@ class Launch:
         """The kernel's pointers and strides, by argument name.
 
         Raises:
-            ContractError: a tensor that is missing or one too many; another type, device, size or layout; a pointer off 16 bytes.
+            ContractError: a tensor missing or superfluous; wrong dtype, device, size or layout; a pointer not aligned to 16
+            bytes.
         """
         found: dict[str, object] = {}
         device: torch.device | None = None
@@ -162,21 +163,21 @@ class Launch:
             for axis, name in enumerate(operand.strides):
                 stride = tensor.stride(axis) if tensor.shape[axis] > 1 else NO_STRIDE
                 if found.setdefault(name, stride) != stride:
-                    raise ContractError(f"{name} of {argument} is {stride}", expected=f"{found[name]}, as of the tensor before")
+                    raise ContractError(f"{name} of {argument} is {stride}", expected=f"{found[name]}, as in the other tensor")
         for operand in operands.values():
             for name in operand.strides:
                 found.setdefault(name, NO_STRIDE)
         return found
 
     def _wrong_number(self, argument: str, missing: bool) -> ContractError:
-        name, takes = argument.removesuffix("_ptr"), "a" if missing else "no"
+        name = argument.removesuffix("_ptr")
         return ContractError(f"{name} is {'missing' if missing else 'given'}",
-                             expected=f"{takes} tensor here: {self.kernel.__name__} of this shape takes {takes} {name}")
+                             expected=f"{self.kernel.__name__} of this shape takes {'a tensor' if missing else 'no'} {name}")
 
     def __call__(self, grid: Sequence[int], **arguments: object) -> None:
         import triton
 
-        if triton.knobs.runtime.interpret:  # which runs one launch after the other and knows no gdc_wait
+        if triton.knobs.runtime.interpret:  # it runs launches one after the other and has no gdc_wait
             self.kernel[tuple(grid)](**arguments, **{**self.constants, **({"PDL": False} if "PDL" in self.constants else {})})
         else:
             self.kernel[tuple(grid)](**arguments, **self.constants, **self.options)
@@ -184,9 +185,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Rules for an artefact of one kernel on one target. required: tensor-core families that must occur; forbidden: those that
-    may not; forbidden_ptx: substrings that no PTX line may contain, for conversions that have no family; early_reads: as
-    Operation has it."""
+    """Rules for the artefacts of one kernel on one target.
+
+    required, forbidden: tensor-core instruction families. forbidden_ptx: substrings that no PTX line may contain, for
+    conversions, which belong to no family. early_reads: as in Operation."""
 
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
@@ -195,7 +197,7 @@ class Instructions:
 
 
 def tensor_core(dtype: str, arch: str) -> Instructions:
-    """A matrix product of this type. An e4m3 one that converts to f16 on the way is the silent fallback."""
+    """Rules for a matrix product of this type. e4m3 converted to f16 is Triton's silent fallback: forbidden."""
     if dtype == "e4m3":
         return Instructions(required=("QGMMA",) if arch == "sm_90" else ("UTCQMMA",),
                             forbidden=("HMMA", "HGMMA", "UTCHMMA"), forbidden_ptx=("cvt.rn.f16x2.e4m3x2",))
@@ -203,7 +205,7 @@ def tensor_core(dtype: str, arch: str) -> Instructions:
 
 
 def no_tensor_core(shape: KernelShape, arch: str) -> Instructions:
-    """A kernel without a matrix product."""
+    """Rules for a kernel without a matrix product."""
     return Instructions(forbidden=("HMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA"))
 
 
@@ -219,10 +221,10 @@ def options(schedule: Schedule, numerics: Numerics) -> dict[str, Constant]:
 class Operation(Generic[ShapeT, ScheduleT]):
     """One kernel of the step. kernel: the jitted function.
 
-    contract: why a shape and a schedule can't go together, or None. launch: the artefact.
-    instructions: by shape and target. shared_bytes: a lower bound of the kernel's shared memory, known before compiling.
-    early_reads: arguments that the kernel may read before it waits for the kernel in front, under programmatic dependent launch;
-    no kernel that may still be in flight writes the parts that it reads."""
+    contract: the reason why a schedule doesn't fit a shape, or None. launch: the artefact. instructions: by shape and arch.
+    shared_bytes: a lower bound of the kernel's shared memory per block, known before compiling.
+    early_reads: arguments that the kernel may read before its dependency wait (programmatic dependent launch), because no kernel
+    that may still be in flight writes the parts it reads."""
 
     kernel: Jitted
     schedule_type: type[ScheduleT]
@@ -233,11 +235,11 @@ class Operation(Generic[ShapeT, ScheduleT]):
     early_reads: tuple[str, ...] = ()
 
 
-AnyOperation = Operation[Any, Any]  # of a table by name: the name decides which shape and schedule go with it
+AnyOperation = Operation[Any, Any]  # in tables by name: the name determines shape type and schedule type
 
 
 def common_contract(schedule: Schedule, most_warps: int = 16) -> str | None:
-    """The rules that hold for every kernel."""
+    """The contract of every kernel: the reason why a schedule is illegal, or None."""
     if schedule.num_warps & (schedule.num_warps - 1) or schedule.num_warps > most_warps:
         return f"num_warps {schedule.num_warps} is not a power of two up to {most_warps}"
     maxnreg = vars(schedule).get("maxnreg")
@@ -250,12 +252,12 @@ def common_contract(schedule: Schedule, most_warps: int = 16) -> str | None:
 
 
 def warps_contract(shape: KernelShape, schedule: Schedule) -> str | None:
-    """The contract of a kernel that takes every shape."""
+    """As common_contract, for a kernel that takes every shape."""
     return common_contract(schedule)
 
 
 def power_of_two(name: str, value: int, low: int, high: int) -> str | None:
-    """Why `value` isn't a power of two from low to high, or None."""
+    """The problem if `value` isn't a power of two from `low` to `high`, or None."""
     if value & (value - 1) or not low <= value <= high:
         return f"{name} {value} is not a power of two from {low} to {high}"
     return None
@@ -266,29 +268,31 @@ def first_problem(*problems: str | None) -> str | None:
 
 
 def require(holds: bool, found: str, expected: str) -> None:
+    """Raises ContractError unless `holds`."""
     if not holds:
         raise ContractError(found, expected=expected)
 
 
 def sizes_of(name: str, tensor: "torch.Tensor", axes: int) -> tuple[int, ...]:
-    """The sizes of a tensor of so many axes. Raises ContractError for another number."""
+    """The sizes of a tensor. Raises ContractError if it hasn't this number of axes."""
     require(tensor.dim() == axes, f"{name} is {list(tensor.shape)}", f"{axes} axes")
     return tuple(tensor.shape)
 
 
 def require_rows(rows: int, most: int | None = None) -> None:
-    """At least one row, and at most `most`."""
+    """Raises ContractError unless 1 <= rows <= most."""
     require(rows >= 1 and (most is None or rows <= most), f"{rows} rows", "at least 1" if most is None else f"1 to {most}")
 
 
 def require_contract(operation: Operation[ShapeT, ScheduleT], shape: ShapeT, schedule: ScheduleT) -> None:
+    """Raises ContractError if the schedule doesn't fit the shape."""
     if problem := operation.contract(shape, schedule):
         raise ContractError(problem, expected="a schedule that fits the shape",
-                            action="see which ones do: tune-kernels --offline")
+                            action="run tune-kernels --offline: it lists those that fit")
 
 
 def num_sms(tensor: "torch.Tensor") -> int:
-    """Streaming multiprocessors of the GPU that a tensor is on; 3 in the interpreter, so that loops over them are walked."""
+    """Streaming multiprocessors of the tensor's GPU; 3 in the interpreter: enough to run persistent loops more than once."""
     import torch
 
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3

@@ -1,5 +1,5 @@
-"""Every kernel that the decoder launches, by name. A kernel that is registered here, or among FIXED, is compiled, inspected and
-bundled by the tuner, and tested to compile without a spill for every target."""
+"""Every kernel that the decoder launches, by name. The tuner compiles, inspects and bundles each kernel of TUNABLE and FIXED. The
+tests compile each for every target, without a spill."""
 
 from dataclasses import replace
 
@@ -28,17 +28,16 @@ TUNABLE: dict[str, AnyOperation] = {
 
 IN_SPACES: dict[str, AnyOperation] = TUNABLE | {name: finding.operation for name, finding in FINDINGS.items()}
 
-# lm_head_logits has no default of its own: it must have lm_head's bits, so it has lm_head's schedule.
+# lm_head_logits must have lm_head's bits, so it runs under lm_head's default.
 DEFAULT_OF = {"lm_head_logits": "lm_head"}
 
 
 def known(kernel: str) -> bool:
-    """Whether there is a kernel of this name."""
     return kernel in IN_SPACES or kernel in FIXED
 
 
 def operation(kernel: str) -> AnyOperation:
-    """The operation of a kernel of this name. Raises KeyError."""
+    """The operation of a kernel. Raises KeyError for an unknown name."""
     return IN_SPACES[kernel] if kernel in IN_SPACES else FIXED[kernel].operation
 
 
@@ -48,8 +47,11 @@ def jitted() -> list[Jitted]:
 
 
 def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape | None = None) -> Schedule:
-    """The recipe's default for one kernel and target, fitted to a shape where one is given: defaults are a 7B model's. Raises
-    ScheduleError where its knobs are wrong."""
+    """The recipe's default for one kernel and target. shape: fits the default, which is a 7B model's, to this shape.
+
+    Raises:
+        ScheduleError: the recipe's knobs are wrong.
+    """
     if kernel in FIXED:
         return FIXED[kernel].schedule
     name = DEFAULT_OF.get(kernel, kernel)
@@ -61,14 +63,14 @@ def default_schedule(recipe: Recipe, kernel: str, arch: str, shape: KernelShape 
 
 
 def store_key(kernel: str, shape: KernelShape, target: Target, recipe: Recipe) -> Key:
-    """The key under which this kernel's schedule is promoted and looked up, with the toolchain that is here."""
+    """The key under which this kernel's schedule is promoted and looked up, with the installed toolchain."""
     return Key(target.name, recipe.name, kernel, shape, toolchain.installed(target, recipe.numerics),
                bundle.kernel_digest(operation(kernel).kernel))
 
 
 def _fitted(schedule: LinearSchedule, shape: LinearShape, linear: AnyOperation) -> LinearSchedule:
-    """Splits as deep as in the default where weights are preloaded and K allows it; else as many splits as there are steps at
-    most, and nothing preloaded."""
+    """The schedule if it is legal. Else splits as deep as the default's, with preloaded weights, if K allows that; else at most
+    one split per K step, nothing preloaded."""
     if linear.contract(shape, schedule) is None:
         return schedule
     steps, depth = -(-shape.K // schedule.BLOCK_K), PRELOADED // (schedule.BLOCK_N * schedule.BLOCK_K)

@@ -1,4 +1,4 @@
-"""The command line. `--help` imports neither triton nor torch: commands import what they need when they run."""
+"""The command line. `--help` imports neither triton nor torch: each command does its imports when it runs."""
 
 import importlib
 import io
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
     from .offline.sweep import Progress
 
-SECONDS_A_LINE = 5.0  # between progress lines where the output isn't a terminal
+SECONDS_PER_LINE = 5.0  # between progress lines when the output isn't a terminal
 INTERRUPTED = 130  # the shell's exit code for Ctrl-C
-
-
 DECODER_COMMANDS = "tune_kernels.decoder.cli"
 
 
 class _Commands(click.Group):
-    """The commands of this file, and the decoder's, which are imported when they are asked for."""
+    """The commands of this file, and the decoder's, imported on demand."""
 
     names = ("generate", "verify", "bench", "roofline", "train-drafter")
 
@@ -54,28 +52,28 @@ class _Commands(click.Group):
 @click.option("--kernel", "kernels", multiple=True, metavar="NAME",
               help="Kernel of the decode step; repeat for several.  [default: all]")
 @click.option("--space", default="default", show_default=True, metavar="default|small|wide|findings|FILE",
-              help="Which schedules: a shipped space, or a TOML file of your own.")
-@click.option("--recipe", default="fp8-v1", show_default=True, help="Fixes precisions and numerics flags.")
+              help="Schedules to try: a shipped space, or your own TOML file.")
+@click.option("--recipe", default="fp8-v1", show_default=True, help="Precisions and numerics flags.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N",
               help="Worker processes.  [default: one per core, memory allowing]")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
               help="Folder of the report and its artefacts; a later run continues from it.  "
                    "[default: build/offline, build/on-gpu]")
-@click.option("--fresh", is_flag=True, help="Compile everything again, also variants with a record in the folder.")
+@click.option("--fresh", is_flag=True, help="Ignore results of earlier runs in the folder: compile everything again.")
 @click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
               help="Spilled bytes per thread that are still accepted.")
 @click.option("--executor", metavar="MODULE:CALLABLE",
-              help="Makes a concurrent.futures.Executor to work on, whose workers see --out.  [default: local processes]")
+              help="Factory of a concurrent.futures.Executor; its workers must see --out.  [default: local processes]")
 @click.option("--bundle", type=click.Path(path_type=Path, file_okay=False), default=Path("build/offline"), show_default=True,
               help="On a GPU: the folder that --offline wrote.")
 @click.option("--weights", default="random:0", show_default=True, metavar="random:SEED|PATH",
-              help="On a GPU: the full model that winners are proven in.")
+              help="On a GPU: weights of the full model that winners are verified in.")
 @click.option("--budget", type=click.FloatRange(min=1), default=600, show_default=True, metavar="SECONDS",
-              help="On a GPU: stop after so long; a second run goes on.")
-@click.option("--storage", metavar="FILE|URL", help="On a GPU: the study of a large space; a database URL is shared by "
-              "many machines.  [default: a file in --out for large spaces]")
+              help="On a GPU: stop after this time; a second run continues.")
+@click.option("--storage", metavar="FILE|URL", help="On a GPU: storage of the search in a large space; machines can share a "
+              "database URL.  [default: a file in --out]")
 @click.option("--schedules", type=click.Path(path_type=Path, file_okay=False), envvar="TUNE_KERNELS_SCHEDULES",
-              help="Promoted schedules, asked first and, on a GPU, promoted to.  [default: the user's data folder]")
+              help="Folder of promoted schedules: read first and, on a GPU, promoted to.  [default: the user's data folder]")
 @click.option("--promote", is_flag=True, help="On a GPU: write the schedules that passed the gate.")
 @click.option("--dry-run", is_flag=True, help="On a GPU: show the rows that --promote would write.")
 @click.option("--replay", type=click.Path(path_type=Path), metavar="RUN",
@@ -89,7 +87,7 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
     tune-kernels --offline                              all kernels of Qwen2.5-7B, for B300, B200 and H200
     tune-kernels --offline --target sm_90 --kernel down
     tune-kernels --on-gpu --bundle build/offline --promote
-    tune-kernels show ID                                why a variant was accepted or rejected, with its SASS
+    tune-kernels show ID                                a variant's verdict with its reasons and SASS
     tune-kernels diff main..HEAD                        the effect of a change of promoted schedules
     tune-kernels doctor                                 toolchain and GPU of this machine
 
@@ -102,13 +100,13 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
         return
     if len(asked) != 1:
         if asked:
-            raise click.UsageError("--offline and --on-gpu don't go together: they are run one after the other")
+            raise click.UsageError("--offline and --on-gpu don't go together: run one after the other")
         click.echo(context.get_help())
         raise click.exceptions.Exit(2)
     names = OFFLINE if offline else ON_GPU
     for name in options:
         if name not in names and context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name.replace('_', '-').removesuffix('s')} means nothing to {asked[0]}")
+            raise click.UsageError(f"{asked[0]} takes no --{name.replace('_', '-').removesuffix('s')}")
     chosen = {name: options[name] for name in names}
     if offline:
         context.exit(_offline(as_json, {name: value for name, value in chosen.items() if value is not None}))
@@ -128,7 +126,7 @@ ON_GPU = ("model", "kernels", "recipe", "out", "bundle", "weights", "budget", "s
 
 
 def _offline(as_json: bool, options: dict[str, Any]) -> int:
-    """Sweep and print the summary. options: the fields of SweepRequest that were given. Returns the exit code."""
+    """Sweep and print the summary. options: the given fields of SweepRequest. Returns the exit code."""
     from rich.console import Console
 
     from ..kernels.registry import IN_SPACES
@@ -148,13 +146,13 @@ def _offline(as_json: bool, options: dict[str, Any]) -> int:
     if not survived:
         click.echo("nothing survived: every variant was rejected; see the reasons in the report", err=True)
     if report.audit.disagreed:
-        click.echo(f"audit failed: {', '.join(report.audit.disagreed)} would have been accepted; this is a fault of "
-                   "tune-kernels: please report it", err=True)
+        click.echo(f"audit failed: early rejects without the predicted fault: {', '.join(report.audit.disagreed)}. "
+                   "This is a bug of tune-kernels: please report it", err=True)
     return 0 if survived and not report.audit.disagreed else 1
 
 
 class _Watcher:
-    """Shows a sweep's progress: a bar on a terminal, plain lines in a pipe, nothing where quiet."""
+    """Shows a sweep's progress: a bar on a terminal, plain lines in a pipe, nothing if quiet."""
 
     def __init__(self, console: "Console", quiet: bool) -> None:
         self.console, self.quiet = console, quiet
@@ -169,7 +167,7 @@ class _Watcher:
             return
         text = f"{progress.accepted} accepted, {progress.rejected} rejected"
         if not self.console.is_terminal:
-            if time.monotonic() - self.last >= SECONDS_A_LINE or progress.done == progress.total:
+            if time.monotonic() - self.last >= SECONDS_PER_LINE or progress.done == progress.total:
                 self.last = time.monotonic()
                 click.echo(f"compiled {progress.done} of {progress.total}: {text}{self._time_left(progress)}")
             return
@@ -184,7 +182,7 @@ class _Watcher:
         self.bar.update(self.bar.task_ids[0], completed=progress.done, description=text)
 
     def _time_left(self, progress: "Progress") -> str:
-        """At the speed so far."""
+        """Elapsed and estimated remaining seconds."""
         spent = time.monotonic() - self.began
         if not progress.done or progress.done == progress.total:
             return f"; {spent:.0f} s"
@@ -199,14 +197,14 @@ class _Watcher:
 @click.argument("variant_id", metavar="ID")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/offline"), show_default=True,
               help="Folder of the report.")
-@click.option("--sass/--no-sass", default=True, show_default=True, help="Print the whole SASS, not only the lines that decided.")
+@click.option("--sass/--no-sass", default=True, show_default=True, help="Print the whole SASS, not only the deciding lines.")
 @click.option("--ptx", is_flag=True, help="Print the whole PTX too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> None:
-    """Show one variant: schedule, verdict, the lines that decided, and its SASS.
+    """Show one variant: schedule, verdict, deciding lines, SASS.
 
-    ID is that of report.json or report.html, or a beginning of it. A variant that was rejected before there was code is
-    compiled to the end for this look.
+    ID is an id of report.json or report.html, or its first characters. A variant that was rejected before it had code is
+    compiled for this command.
     """
     from .offline.report import find_variant, read_report
     from .offline.show import code_of, describe
@@ -235,9 +233,9 @@ def show(variant_id: str, out: Path, sass: bool, ptx: bool, as_json: bool) -> No
 @click.option("--format", "form", type=click.Choice(["text", "markdown", "html", "json"]), default="text", show_default=True,
               help="For a terminal, a pull request, a browser, a program.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write there instead of printing.")
-@click.option("--check", is_flag=True, help="Exit 1 where a row must not be merged, and say why.")
+@click.option("--check", is_flag=True, help="Exit 1 if a row must not be merged, with the reasons.")
 @click.option("--bundle", "bundles", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="DIR",
-              help="Offline report whose artefacts promoted rows came from: shows the SASS lines that changed; repeatable.")
+              help="Offline report with the artefacts of promoted rows: adds the changed SASS lines; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 @click.pass_context
 def diff(context: click.Context, old: str, new: str | None, form: str, out: Path | None, check: bool,
@@ -245,7 +243,7 @@ def diff(context: click.Context, old: str, new: str | None, form: str, out: Path
     """Show the effect of a change of schedules: knobs, instruction, registers, spills, time, bits, evidence.
 
     OLD and NEW are each a file or folder of promoted schedules, an offline report or its folder, a git revision (its
-    schedules/), or REVISION:PATH. A..B names both at once; a revision alone is compared with the files on disk.
+    schedules/), or REVISION:PATH. A..B names both. A single revision is compared with the files on disk.
 
     \b
     tune-kernels diff main..HEAD --check
@@ -259,16 +257,16 @@ def diff(context: click.Context, old: str, new: str | None, form: str, out: Path
 
 @cli.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
-@click.option("--require", "required", multiple=True, metavar="FAMILY", 
+@click.option("--require", "required", multiple=True, metavar="FAMILY",
               help="Instruction family that each kernel must have; repeatable.")
-@click.option("--forbid", "forbidden", multiple=True, metavar="FAMILY", 
+@click.option("--forbid", "forbidden", multiple=True, metavar="FAMILY",
               help="Instruction family that no kernel may have; repeatable.")
 @click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
               help="Spilled bytes per thread that are still accepted.")
 @click.option("--reads-early", multiple=True, metavar="ARGUMENT",
               help="Argument that no predecessor writes: it may be read before the dependency wait; repeatable.")
 @click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="JSON of an earlier run: exit 1 only where something got worse since.")
+              help="JSON of an earlier run: exit 1 only if a kernel got worse since.")
 @click.option("--format", "form", type=click.Choice(["text", "markdown", "html", "json"]), default="text", show_default=True,
               help="For a terminal, a pull request, a browser, a program.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write there instead of printing.")
@@ -277,16 +275,16 @@ def diff(context: click.Context, old: str, new: str | None, form: str, out: Path
 def inspect(context: click.Context, paths: tuple[Path, ...], required: tuple[str, ...], forbidden: tuple[str, ...],
             max_spill_bytes: int, reads_early: tuple[str, ...], baseline: Path | None, form: str, out: Path | None,
             as_json: bool) -> None:
-    """Judge kernels that are compiled already: Triton caches, bundles, cubins, PTX, fat binaries. Needs no GPU.
+    """Judge compiled kernels: Triton caches, bundles, cubins, PTX, fat binaries. Needs no GPU.
 
-    Shows tensor-core instructions, spills, registers, shared memory and occupancy, and rejects FP8 that silently runs as
-    FP16, spills, and memory that is touched before the dependency wait. Architectures sm_80 to sm_120.
+    Shows tensor-core instructions, spills, registers, shared memory and occupancy. Rejects FP8 that silently runs as FP16,
+    spills, and memory accesses before the dependency wait. Architectures sm_80 to sm_120.
 
     \b
     tune-kernels inspect ~/.triton/cache
     tune-kernels inspect kernel.cubin --require QGMMA --forbid HMMA
     tune-kernels inspect build/cache --format json --out baseline.json
-    tune-kernels inspect build/cache --baseline baseline.json      # in CI: exit 1 where one got worse
+    tune-kernels inspect build/cache --baseline baseline.json      # in CI: exit 1 if one got worse
     """
     from .inspect.command import run
     from .inspect.judge import Demands
@@ -299,7 +297,7 @@ def inspect(context: click.Context, paths: tuple[Path, ...], required: tuple[str
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Check toolchain, targets and GPU of this machine. Exit 1 where a target can't be compiled for."""
+    """Check toolchain, targets and GPU of this machine. Exit 1 if it can't compile for a target."""
     from .offline import doctor as doctor_module
 
     findings = doctor_module.examine()
@@ -313,9 +311,9 @@ def doctor(context: click.Context, as_json: bool) -> None:
 
 
 def main() -> None:
-    """Entry point: a user's mistake is a message and an exit code, never a traceback."""
+    """Entry point. A user's mistake ends in a message and an exit code, never in a traceback."""
     end_on_signals()
-    for stream in (sys.stdout, sys.stderr):  # a character that the terminal can't show is spelled out, never an error
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal can't show is escaped
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -325,11 +323,11 @@ def main() -> None:
         e.show()
         sys.exit(e.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted: finished work is kept; the same command continues from it", err=True)
+        click.echo("interrupted: finished work is kept; the same command continues it", err=True)
         sys.exit(INTERRUPTED)
     except UserError as e:
         click.echo(f"error: {e}", err=True)
         sys.exit(e.exit_code)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; Python would complain while it flushes
+        sys.stderr.close()  # the reader is gone: Python would print an error when it flushes
         sys.exit(0)

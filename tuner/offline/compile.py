@@ -1,13 +1,13 @@
-"""Compiling one variant, stage by stage, with no GPU: stop as soon as the verdict is certain, keep all facts so far.
+"""Compiles one variant, stage by stage, without a GPU. Stops as soon as the verdict is certain, and keeps all facts so far.
 
     source → TTIR → TTGIR → (instruction family known) → LLVM IR → (shared memory, TMEM known) → PTX → cubin → facts
 
-A record is named by a digest of all that determines it (kernel source, shape, schedule, target, flags, toolchain, instructions
-wanted), is written under another name and renamed. So a killed run loses nothing
-that was finished, and two runs into one folder disturb each other at most by doing the same work twice. Variants whose
-TTGIR and later options are equal are assembled once (`intermediate/`), under a lock that dies with its holder.
+A record's name is a digest of its inputs: kernel source, shape, schedule, target, flags, toolchain, instruction rules. It is
+written under a temporary name and renamed: a killed run keeps its finished work, and two runs in one folder at worst do the same
+work twice. Variants with equal TTGIR and later options are assembled once (`intermediate/`), under a lock that its holder's death
+releases.
 
-A bad candidate becomes a record; a broken environment (a full disk, a missing assembler) raises.
+A bad candidate becomes a record. A broken environment (a full disk, a missing assembler) raises.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ from . import inspection
 from .cubin import CubinFacts, Unreadable, read_cubin
 from .record import SCHEMA, Facts, Reason, Record, Stage, read_record, record_path, write_record
 
-AUDIT_ONE_IN = 16  # of the variants that could be rejected early, one in this many is compiled fully, and compared
-LOCK_SECONDS = 30.0  # the dearest compilation takes 1.3 s
-# Options that have done their work by TTGIR; extern_libs are paths, and their content is in the artefact's key.
+AUDIT_ONE_IN = 16  # one of so many early rejects is compiled to the end, to compare predicted and found faults
+LOCK_SECONDS = 30.0  # the slowest compilation takes 1.3 s
+# Options without effect after TTGIR; extern_libs are paths: their content is in the artefact's key.
 DONE_BY_TTGIR = ("num_stages", "max_num_imprecise_acc_default", "extern_libs")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One compilation, as sent to a worker. key: of the artefact; record_key: of the record."""
+    """One compilation, as sent to a worker. key: the artefact's; record_key: the record's; folder: of the sweep."""
 
     kernel: str
     arch: str
@@ -58,12 +58,12 @@ class Task:
     folder: str
 
 
-# Compiling redirects stdout and stderr and sets the compiler's switches: with an executor of threads, one at a time.
+# Compiling redirects stdout and stderr and sets global switches: threads of one process take turns.
 ONE_AT_A_TIME = threading.Lock()
 
 
 class Stop(Exception):
-    """The verdict is known: no further stage is needed."""
+    """The verdict is certain: no further stage is needed."""
 
     def __init__(self, stage: Stage, reasons: list[Reason]) -> None:
         super().__init__(stage)
@@ -85,7 +85,6 @@ def wanted_instructions(kernel: str, shape: KernelShape, arch: str) -> Instructi
 
 
 def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, numerics: Numerics, folder: Path) -> Task:
-    """The compilation of one variant, with the keys of its artefact and its record."""
     launch = launch_of(kernel, shape, schedule, numerics)
     key = bundle.artefact_key(launch, load_arch(arch).capability)
     wanted = wanted_instructions(kernel, shape, arch)
@@ -94,16 +93,16 @@ def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, nu
 
 
 def audited(key: str) -> bool:
-    """Whether an early reject is compiled fully all the same: a fixed sample, the same in every run."""
+    """Whether an early reject is compiled to the end all the same: a fixed sample, the same in every run."""
     return int(key[:8], 16) % AUDIT_ONE_IN == 0
 
 
 def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
-    """Compile one variant and write its record. Runs in a worker. to_the_end: even where an early reject is due.
+    """Compile one variant and write its record. Runs in a worker. to_the_end: even if it could be rejected early.
 
     Raises:
         OutputError: the folder can't be written. A candidate's own faults are in the record.
-        AssemblerDied: the assembler was killed, which says nothing of the candidate: nothing is recorded.
+        AssemblerDied: the assembler was killed, which isn't the candidate's fault: nothing is recorded.
     """
     started = time.perf_counter()
     folder = Path(task.folder)
@@ -122,7 +121,7 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
 
 
 class _Compilation:
-    """One run through the stages. record: the facts so far. modules, options, metadata, stages: Triton's own values."""
+    """One run through the stages. record: the facts so far. module, options, metadata, stages: Triton's values."""
 
     def __init__(self, launch: Launch, target: Target, wanted: Instructions, key: str, folder: Path,
                  to_the_end: bool = False) -> None:
@@ -145,7 +144,7 @@ class _Compilation:
 
     @contextlib.contextmanager
     def _compiler(self) -> Iterator[None]:
-        """Around Triton's stages, and nothing else: whatever they raise is the candidate's verdict."""
+        """Wraps Triton's stages alone: any error they raise is the candidate's verdict."""
         try:
             yield
         except (OSError, MemoryError):
@@ -158,7 +157,7 @@ class _Compilation:
             raise Stop(self.record.stage, [Reason(code, *_error_text(e, self.printed()))]) from None
 
     def _early(self, stage: Stage, reasons: list[Reason]) -> None:
-        """Stop with these reasons, or, where this variant is compiled to the end, note them and go on."""
+        """Stop with these reasons, or only note them if this variant is compiled to the end."""
         if not reasons:
             return
         if not self.to_the_end:
@@ -184,7 +183,7 @@ class _Compilation:
                                     backend.get_module_map(), context)
             for name in ("ttir", "ttgir"):
                 module = self.stages[name](module, self.metadata)
-        self.context = context  # the module lives in it
+        self.context = context  # owns the module
         self.module = module
         self.ttgir = str(module)
         dots = inspection.dots_of(self.ttgir)
@@ -193,7 +192,7 @@ class _Compilation:
         self._early("ttgir", inspection.instruction_reasons(self.record.dots, self.wanted, self.record.lines))
 
     def _intermediate_key(self) -> str:
-        """Of all that the later stages depend on."""
+        """Digest of all inputs of the later stages."""
         text = re.sub(r"^#loc.*$|loc\(.*?\)\)?$", "", self.ttgir, flags=re.MULTILINE)
         chosen = {k: str(v) for k, v in self.options.__dict__.items() if k not in DONE_BY_TTGIR}
         parts = [SCHEMA, self.launch.kernel.__name__, text, chosen, toolchain.identity(self.target.capability),
@@ -201,7 +200,7 @@ class _Compilation:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def _back(self) -> None:
-        """From TTGIR to the facts of the cubin, or the same from a variant whose TTGIR was equal."""
+        """From TTGIR to the facts of the cubin, or the record of a variant with equal TTGIR."""
         place = self.folder / "intermediate" / f"{self._intermediate_key()}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
         locks = self.folder / "locks"
@@ -213,7 +212,7 @@ class _Compilation:
             write_record(place, self.record)
 
     def _reuse(self, place: Path) -> bool:
-        """Take the result of equal code, if it is there and whole."""
+        """Use the record of equal code, if it exists and is whole."""
         known = read_record(self.folder, place)
         if known is None or known.artefact is None:
             return False
@@ -264,7 +263,7 @@ class _Compilation:
 
 
 def _contradiction(facts: CubinFacts, spills: tuple[int, int] | None, target: Target) -> str | None:
-    """Two readings of one artefact that differ mean that neither is understood."""
+    """The contradiction between cubin, target and ptxas log, or None. If two readings differ, neither is trusted."""
     if facts.arch != target.capability:
         return f"the cubin is for sm_{facts.arch}; expected {target.arch}"
     if spills is None:
@@ -276,7 +275,7 @@ def _contradiction(facts: CubinFacts, spills: tuple[int, int] | None, target: Ta
 
 
 def _with_log(stage: Callable[[str, Table], bytes], ptx: str, metadata: Table) -> tuple[bytes, str]:
-    """Assemble, and keep the `ptxas -v` log that Triton throws away otherwise."""
+    """Assemble, and keep the `ptxas -v` log, which Triton otherwise discards."""
     from triton import knobs
 
     out = io.StringIO()
@@ -287,8 +286,8 @@ def _with_log(stage: Callable[[str, Table], bytes], ptx: str, metadata: Table) -
 
 @contextlib.contextmanager
 def _locked_for_a_while(path: Path) -> Iterator[None]:
-    """Hold the lock; or, where a live process holds it for longer than any compilation takes, go on without: the same work is
-    done twice at most (F19). Raises OSError where the file system has no locks."""
+    """Hold the lock, or continue without it if a live process holds it for longer than any compilation takes: at worst the same
+    work is done twice. Raises OSError if the file system has no locks."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(TimeoutError):
             stack.enter_context(locked(path, longest_s=LOCK_SECONDS))
@@ -297,7 +296,7 @@ def _locked_for_a_while(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[Callable[[], str]]:
-    """Catches the text that native code prints to file descriptor 2: yields a function that returns it so far."""
+    """Captures file descriptor 2, which native code prints to. Yields a function that returns the text so far."""
     with tempfile.TemporaryFile() as sink:
         saved = os.dup(2)
         os.dup2(sink.fileno(), 2)
@@ -314,7 +313,7 @@ def _captured_stderr() -> Iterator[Callable[[], str]]:
 
 
 def _error_text(error: Exception, printed: str) -> tuple[str, tuple[str, ...]]:
-    """(detail, lines) of a compiler's complaint: the first line that names an error, and a few that do."""
+    """(detail, lines) of a compiler error: the first line that names an error, and up to 6 such lines."""
     lines = [line.strip() for line in f"{error}\n{printed}".splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Repro command")]
     telling = [line for line in lines if re.search(r"fatal|error\s*:|Error:", line)] or lines or [type(error).__name__]

@@ -1,7 +1,7 @@
-"""From artefact to verdict. A verdict is a value: accepted, or reasons from a fixed list, with the lines that decided.
+"""From artefact to verdict: accepted, or rejected with reasons from a fixed list and the deciding lines.
 
-The record of a compilation (`record.Record`) holds facts only; the policy is applied here, each time a report is made, so
-that another spill limit needs no compiling.
+The record of a compilation (`record.Record`) holds facts alone. The policy is applied here, each time a report is made: another
+spill limit needs no compiling.
 """
 
 import re
@@ -23,7 +23,7 @@ _WARNING = re.compile(r"\bC75\d\d\b|warning", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Verdict:
-    """accepted, or the reasons. facts, blocks_per_sm: None before the stage `sass`."""
+    """The verdict on one variant. lines: the deciding ones. facts, blocks_per_sm: None before the stage `sass`."""
 
     accepted: bool
     stage: Stage
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def dots_of(ttgir: str) -> list[tuple[str, str]]:
-    """(family, line) of each distinct dot in TTGIR: known here, before the dear half of the compilation."""
+    """(instruction family, line) of each distinct dot in TTGIR, which precedes the slow half of the compilation."""
     found: dict[tuple[str, ...], tuple[str, str]] = {}
     for line in ttgir.splitlines():
         match = _DOT.search(line)
@@ -62,7 +62,7 @@ def _short(line: str, limit: int = 240) -> str:
 
 
 def ptx_lines(ptx: str, forbidden: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The first line of each kind of tensor-core instruction, and of each forbidden conversion."""
+    """(first line of each tensor-core instruction, first line with each `forbidden` text)."""
     shown: dict[str, str] = {}
     wrong: dict[str, str] = {}
     for line in ptx.splitlines():
@@ -75,7 +75,7 @@ def ptx_lines(ptx: str, forbidden: tuple[str, ...]) -> tuple[tuple[str, ...], tu
 
 
 def log_lines(log: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, int] | None]:
-    """From `ptxas -v`: the lines on stack and registers, the warnings, and (spill store, spill load) bytes."""
+    """From `ptxas -v`: (lines on stack and registers, warnings, (spill store, spill load) bytes or None)."""
     used, warnings, spills = [], [], None
     for line in log.splitlines():
         if (match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)) is not None:
@@ -89,7 +89,7 @@ def log_lines(log: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, in
 
 
 def instruction_reasons(found: Collection[str], wanted: Instructions, lines: tuple[str, ...]) -> list[Reason]:
-    """wrong_instruction where a required family is missing or a forbidden one is there."""
+    """wrong_instruction if a required family is missing or a forbidden one is present."""
     missing = [f for f in wanted.required if f not in found]
     wrong = [f for f in wanted.forbidden if f in found]
     if not missing and not wrong:
@@ -106,9 +106,11 @@ def conversion_reasons(lines: tuple[str, ...]) -> list[Reason]:
 
 
 def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Memory that a kernel of a chain touches before it waits for the kernel in front, and mustn't: one line each.
+    """Forbidden memory accesses before the dependency wait, one line each. pointers: the kernel's arguments; allowed: those that
+    it may read early.
 
-    Raises Unreadable.
+    Raises:
+        Unreadable: PTX that can't be analysed.
     """
     accesses = before_wait(ptx, pointers)
     if accesses is None:
@@ -118,15 +120,15 @@ def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> 
 
 
 def early_reasons(lines: tuple[str, ...]) -> list[Reason]:
-    """early_access where there are such lines."""
+    """early_access, if there are such lines."""
     if not lines:
         return []
-    return [Reason("early_access", "memory is touched before the kernel waits for the one in front, which may still write it",
+    return [Reason("early_access", "memory is accessed before the dependency wait: the preceding kernel may still write it",
                    lines)]
 
 
 def spill_reasons(facts: Facts | CubinFacts, limit: int, lines: tuple[str, ...] = ()) -> list[Reason]:
-    """register_spill where more than `limit` bytes per thread are spilled. lines: of the assembler's log."""
+    """register_spill if a thread spills more than `limit` bytes. lines: of the assembler's log."""
     if max(facts.spill_store_bytes, facts.spill_load_bytes) <= limit:
         return []
     return [Reason("register_spill", f"{facts.spill_store_bytes:,} B of spill stores, {facts.spill_load_bytes:,} B of loads, "
@@ -134,7 +136,7 @@ def spill_reasons(facts: Facts | CubinFacts, limit: int, lines: tuple[str, ...] 
 
 
 def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> list[Reason]:
-    """Limits that the compiler does not check offline."""
+    """resource_limit: bytes of shared memory per block and TMEM columns, which the compiler doesn't check offline."""
     reasons = []
     if shared_bytes > target.shared_bytes_per_block:
         reasons.append(Reason("resource_limit", f"{shared_bytes:,} B of shared memory per block; {target.arch} has "
@@ -145,7 +147,7 @@ def resource_reasons(shared_bytes: int, tmem_columns: int, target: Target) -> li
 
 
 def blocks_per_sm(registers: int, shared_bytes: int, tmem_columns: int, num_warps: int, target: Target) -> tuple[int, str]:
-    """(blocks that fit one SM at once, the resource that limits them). Registers are given out by warp, in units of 256."""
+    """(blocks that fit on one SM, the limiting resource). registers: per thread, allocated per warp in units of 256."""
     by_warp = -(-registers * 32 // 256) * 256
     limits = {
         "warps": target.max_warps_per_sm // num_warps,
@@ -172,5 +174,5 @@ def verdict_on(record: Record, wanted: Instructions, schedule: Schedule, target:
     fit, limit = blocks_per_sm(facts.registers, facts.shared_bytes, facts.tmem_columns, record.num_warps, target)
     asked = schedule.blocks_per_sm if isinstance(schedule, LinearSchedule) else 0
     if asked > fit and not any(r.code == "resource_limit" for r in reasons):
-        reasons.append(Reason("resource_limit", f"blocks_per_sm {asked} asked for; {limit} lets {fit} stay on an SM"))
+        reasons.append(Reason("resource_limit", f"blocks_per_sm is {asked}, but {limit} allows {fit} per SM"))
     return Verdict(not reasons, record.stage, tuple(reasons), record.warnings, record.lines, facts, fit)

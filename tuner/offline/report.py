@@ -1,4 +1,4 @@
-"""The offline report: one value, read from and written to report.json here alone, and its summary in a terminal."""
+"""The offline report: its value, the one reader and writer of report.json, and the summary in a terminal."""
 
 import dataclasses
 import shlex
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 SCHEMA: Literal["tune-kernels/offline-report/1"] = "tune-kernels/offline-report/1"
 FAMILY = "tune-kernels/offline-report/"
 AGAIN = "run tune-kernels --offline again: finished work is kept"
-# Facts of the artefact: null in a variant that was rejected before they were known.
+# Facts of the artefact: null in a variant that was rejected before the stage `sass`.
 FACT_FIELDS = tuple(field.name for field in dataclasses.fields(Artefact))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """All of a variant but its shape, schedule and facts. lines: of TTGIR, PTX and the assembler's log; artefact: its key in the
-    bundle, None where there is none; compile_ms: None where a rule rejected it without compiling."""
+    """A variant without its shape, schedule and facts. lines: of TTGIR, PTX and the assembler's log. compile_ms: None if a rule
+    rejected it without compiling. artefact: the key in the bundle, None if there is no artefact."""
 
     id: Name
     kernel: Name
@@ -47,7 +47,7 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant(Judged):
-    """One kernel, shape and schedule for one target, as the sweep judged it. facts: read in the cubin, None before it was."""
+    """One kernel, shape and schedule for one target, with its verdict. facts: None before the stage `sass`."""
 
     shape: KernelShape
     schedule: Schedule
@@ -58,7 +58,7 @@ class Variant(Judged):
         return self.verdict == "accepted"
 
     def to_dict(self) -> Table:
-        """As report.json has it: facts among the other fields, null where they aren't known."""
+        """As in report.json: facts are fields of the same table, null if unknown."""
         table = {**vars(self), "shape": vars(self.shape), "schedule": vars(self.schedule),
                  "reasons": [vars(reason) for reason in self.reasons]}
         del table["facts"]
@@ -67,7 +67,7 @@ class Variant(Judged):
 
 @dataclass(frozen=True)
 class Toolchains:
-    """The toolchain of the artefacts. ptxas: by target; flags: the recipe's, by target where they differ."""
+    """The toolchain of the artefacts. ptxas: by target. flags: the recipe's; max_num_imprecise_acc by target."""
 
     triton: str
     ptxas: Mapping[str, str]
@@ -90,7 +90,8 @@ class Toolchains:
 
 @dataclass(frozen=True)
 class Counts:
-    """contract: against a kernel's contract; cached: verdicts known from an earlier run; cubins: distinct ones."""
+    """Numbers of variants. contract: rejected by a contract; cached: judged without compiling in this run; cubins: distinct
+    ones."""
 
     variants: Count
     contract: Count
@@ -103,7 +104,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Audit:
-    """Early rejects that were compiled to the end: one in so many, how many, and the ids of those judged wrongly."""
+    """Early rejects that were compiled to the end: one in `one_in`. disagreed: ids of those whose prediction was wrong."""
 
     one_in: Count
     sampled: Count
@@ -112,8 +113,8 @@ class Audit:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All of a report but its variants. model: its shape's name, a label; model_digest: of the shape's sizes, None in a report
-    of an older version; seconds: of the sweep."""
+    """A report without its variants. model: the shape's name, a label. model_digest: of the shape's sizes, None in a report of an
+    older version. seconds: of the sweep."""
 
     schema: Literal["tune-kernels/offline-report/1"] = SCHEMA
     model: str
@@ -135,16 +136,16 @@ class Report(Summary):
     variants: tuple[Variant, ...]
 
     def to_dict(self) -> Table:
-        """As report.json has it."""
+        """As in report.json."""
         return {**vars(self), "toolchain": vars(self.toolchain), "counts": vars(self.counts), "audit": vars(self.audit),
                 "variants": [variant.to_dict() for variant in self.variants]}
 
 
 def read_report(path: Path) -> Report:
-    """A report from its file, or the folder it lies in.
+    """A report from its file or folder.
 
     Raises:
-        ReportError: no report there; not JSON; another or a newer schema; fields missing or of the wrong kind.
+        ReportError: no report there; not JSON; another schema; fields missing or of the wrong type.
     """
     path = path / "report.json" if path.is_dir() else path
     if not path.exists():
@@ -154,10 +155,10 @@ def read_report(path: Path) -> Report:
 
 
 def report_from(table: Table, where: str) -> Report:
-    """A report from the JSON value of its file, wherever that came from. where: the file, as errors name it.
+    """A report from the JSON value of its file. where: the file's name in errors.
 
     Raises:
-        ReportError: another or a newer schema; fields missing or of the wrong kind.
+        ReportError: another schema; fields missing or of the wrong type.
     """
     fields = Fields(table, where, ReportError)
     schema = table.get("schema")
@@ -191,20 +192,19 @@ def _variant(fields: Fields) -> Variant:
 
 
 def find_variant(report: Report, variant_id: str) -> Variant:
-    """The variant whose id is, or begins with, `variant_id`. Raises ReportError where none or several are."""
+    """The variant whose id begins with `variant_id`. Raises ReportError if there is none, or more than one."""
     found = [v for v in report.variants if v.id.startswith(variant_id)]
     if variant_id and len(found) == 1:
         return found[0]
     if len(found) > 1:
-        raise ReportError(f"{len(found)} variants begin with {variant_id!r}", expected="more of the id",
+        raise ReportError(f"{len(found)} variants begin with {variant_id!r}", expected="more characters of the id",
                           action=f"for example {', '.join(v.id for v in found[:3])}")
     raise ReportError(f"no variant {variant_id!r} in this report{nearest(variant_id, [v.id for v in report.variants])}",
-                      expected="an id of report.json or report.html", action="run the sweep that has it, or name its "
-                      "folder with --out")
+                      expected="an id of report.json or report.html", action="name the report's folder with --out")
 
 
 def describe_schedule(schedule: Mapping[str, object]) -> str:
-    """`BLOCK_N 64, BLOCK_K 128, ...` in the order of the design, knobs at their plain defaults left out."""
+    """`BLOCK_N 64, BLOCK_K 128, ...` without knobs at their defaults."""
     order = ("chunk", "TILE", "BLOCK_N", "BLOCK_K", "BLOCK_D", "splits", "num_stages", "num_warps", "split_k")
     plain = _plain_knobs()
     names = sorted(schedule, key=lambda k: order.index(k) if k in order else len(order))
@@ -217,12 +217,12 @@ def _plain_knobs() -> dict[str, object]:
 
 
 def rejection_counts(variants: Iterable[Variant]) -> Counter[Code]:
-    """Variants by reason. One that has several reasons counts under its first."""
+    """Rejected variants by the code of their first reason."""
     return Counter(v.reasons[0].code for v in variants if v.reasons)
 
 
 def print_summary(report: Report, console: "Console", out: Path) -> None:
-    """A table per target, a row per kernel; then the commands to run next. Text from the report is never markup."""
+    """A table per target with a row per kernel, then the commands to run next. Text from the report is never markup."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -230,7 +230,7 @@ def print_summary(report: Report, console: "Console", out: Path) -> None:
         mine = [v for v in report.variants if v.target == target]
         codes = sorted(rejection_counts(mine))
         table = RichTable(title=Text(f"{report.model} on {target}, Triton {report.toolchain.triton}"), title_justify="left")
-        for name in ("kernel", "variants", "accepted", *codes):  # spaces let a narrow terminal wrap a heading
+        for name in ("kernel", "variants", "accepted", *codes):  # a narrow terminal wraps a heading at its spaces
             first = name == "kernel"
             table.add_column(name.replace("_", " "), justify="left" if first else "right", no_wrap=first)
         for kernel in dict.fromkeys(v.kernel for v in mine):
@@ -244,13 +244,13 @@ def print_summary(report: Report, console: "Console", out: Path) -> None:
 
 def _closing_lines(report: Report, out: Path) -> list[str]:
     counts, audit = report.counts, report.audit
-    known = counts.cached - sum(v.compile_ms is None for v in report.variants)  # those that a rule rejected were never compiled
+    known = counts.cached - sum(v.compile_ms is None for v in report.variants)  # without those that a rule rejected
     example = next((v for v in report.variants if v.reasons), None)
     return [
         f"{counts.variants} variants: {counts.accepted} accepted ({counts.accepted_cubins} distinct artefacts), "
         f"{counts.rejected} rejected, {counts.contract} against a kernel's contract; {known} known from an earlier run, in "
         f"{report.seconds:.1f} s",
-        f"audit: {audit.sampled} early rejects compiled to the end, {len(audit.disagreed)} of them would have been accepted",
+        f"audit: {audit.sampled} early rejects compiled to the end, {len(audit.disagreed)} of them without the predicted fault",
         "next:",
         f"  open {out / 'report.html'}",
         *([f"  tune-kernels show {example.id} --out {shlex.quote(str(out))}    why one was rejected"] if example else []),

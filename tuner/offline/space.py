@@ -1,9 +1,8 @@
 """The space: candidate schedules of each kernel, and the reason for each impossible one.
 
 A space is a TOML file of grids. A grid names kernels and gives each knob a value or a list; its candidates are the product.
-Grids of one kernel add up, and equal candidates count once. Rules are not a list of bad blocks: a combination is rejected
-if it breaks the kernel's contract, before anything is compiled; a candidate that merely compiles badly is left to the
-artefact's inspection.
+Grids of one kernel add up; equal candidates count once. A candidate that breaks the kernel's contract is rejected before
+compiling. A candidate that merely compiles badly is left to the artefact's inspection.
 """
 
 import contextlib
@@ -11,7 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -29,7 +28,7 @@ from ...shapes.target import ARCHES, Target, load_targets
 from ..errors import SpaceError
 
 SHIPPED = Path(__file__).parent / "spaces"
-MAX_CANDIDATES = 100_000  # of one grid: a slip in a list should not fill the memory
+MAX_CANDIDATES = 100_000  # per grid: a typing error in a list must not exhaust memory
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One schedule of one kernel for one target. problem: why it can't be run, or None; code: of that reason."""
+    """One schedule of one kernel for one target. problem: the reason why it can't run, or None; code: the reason's code."""
 
     kernel: str
     shape: KernelShape
@@ -72,7 +71,7 @@ class Subject:
 
     @cached_property
     def shapes(self) -> dict[str, KernelShape]:
-        """Of the kernels that the model has, and of findings in the model's sizes."""
+        """Shape by kernel: the model's kernels, and the findings in the model's sizes."""
         found = self.model.kernel_shapes(self.recipe.linear_dtype, self.recipe.terms)
         found |= {name: finding.shape(self.model) for name, finding in FINDINGS.items()}
         return {kernel: found[kernel] for kernel in self.kernels if kernel in found}
@@ -83,16 +82,16 @@ def shipped_names() -> list[str]:
 
 
 def load_space(name_or_path: str) -> Space:
-    """A shipped space by name, or one's own by path.
+    """A shipped space by name, or a user's by path.
 
     Raises:
-        SpaceError: unknown name; a file that can't be read; a kernel, target or knob that doesn't exist; an empty list.
+        SpaceError: an unknown name, kernel, target or knob; an unreadable file; an empty list; a grid that is too large.
     """
     path = SHIPPED / f"{name_or_path}.toml" if name_or_path in shipped_names() else Path(name_or_path)
     if not os.path.isfile(path):
         raise SpaceError(f"unknown space {name_or_path!r}{nearest(name_or_path, shipped_names())}",
                          expected=f"one of {', '.join(shipped_names())}, or the path of a TOML file",
-                         action="copy tuner/spaces/default.toml and change it")
+                         action="copy tuner/offline/spaces/default.toml and change it")
     fields = Fields(read_table(path, SpaceError), path.name, SpaceError)
     name = fields.get("name", str, path.stem)
     tables = fields.get("grid", list)
@@ -120,7 +119,7 @@ def _grid(table: object, where: str) -> Grid:
     size = math.prod(len(values) for values in chosen.values())
     if size > MAX_CANDIDATES:
         raise SpaceError(f"{where}: {size:,} candidates", expected=f"at most {MAX_CANDIDATES:,} in one grid")
-    for kernel in kernels:  # knobs without a default must be given: checked here, on the first candidate
+    for kernel in kernels:  # checks on the first candidate that knobs without a default are given
         schedule_from_dict(registry.IN_SPACES[kernel].schedule_type, {k: v[0] for k, v in chosen.items()},
                            f"{where}: {kernel}")
     return Grid(kernels, targets, chosen)
@@ -138,7 +137,7 @@ def _names(value: object, known: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def schedules(space: Space, kernel: str, arch: str) -> list[Schedule]:
-    """The space's schedules of one kernel for one target, each once, in the order of the file."""
+    """The space's schedules of one kernel for one target, each once, in file order."""
     kind = registry.IN_SPACES[kernel].schedule_type
     found: dict[Schedule, None] = {}
     for grid in space.grids:
@@ -149,10 +148,10 @@ def schedules(space: Space, kernel: str, arch: str) -> list[Schedule]:
 
 
 def candidates(space: Space, subject: Subject) -> list[Candidate]:
-    """Every candidate of the kernels that the model has, legal or not.
+    """Every candidate of the subject's kernels, legal or not.
 
     Raises:
-        SpaceError: nothing in the space is legal.
+        SpaceError: no candidate is legal.
     """
     found = [reject(Candidate(kernel, shape, schedule, target)) for target in subject.targets
              for kernel, shape in subject.shapes.items() for schedule in schedules(space, kernel, target.arch)]
@@ -161,16 +160,16 @@ def candidates(space: Space, subject: Subject) -> list[Candidate]:
         named = ", ".join(subject.kernels)
         raise SpaceError(f"space {space.name!r}: none of {len(found)} candidates for {named} is legal{first}",
                          expected="at least one schedule that fits a shape of this model",
-                         action="widen the space, or start from tuner/spaces/default.toml")
+                         action="widen the space, or start from tuner/offline/spaces/default.toml")
     return found
 
 
 def with_those_in_place(found: Sequence[Candidate], subject: Subject, folders: Sequence[Path]) -> list[Candidate]:
-    """The candidates, and, where they aren't among them, the schedules that a decoder runs under and a race begins with: the
-    recipe's defaults, and those promoted in these folders for a SKU of a target.
+    """The candidates plus the schedules in place: the recipe's defaults, and the rows promoted in these folders for the targets'
+    SKUs. A decoder runs under them, and a race starts from them.
 
     Raises:
-        ScheduleError: a file of promoted schedules that can't be read.
+        ScheduleError: a file of promoted schedules can't be read.
     """
     added = [Candidate(kernel, shape, schedule, target)
              for target in subject.targets if target.arch in subject.recipe.defaults
@@ -182,7 +181,7 @@ def with_those_in_place(found: Sequence[Candidate], subject: Subject, folders: S
 
 
 def _in_place(kernel: str, shape: KernelShape, recipe: Recipe, target: Target, folders: Sequence[Path]) -> list[Schedule]:
-    """Of one kernel. lm_head_logits has rows of its own and also runs under lm_head's."""
+    """The schedules in place of one kernel. lm_head_logits has its own rows and also runs under lm_head's."""
     found = [registry.default_schedule(recipe, kernel, target.arch, shape)]
     for name in dict.fromkeys((kernel, registry.DEFAULT_OF.get(kernel, kernel))):
         for sku in load_targets():
@@ -193,7 +192,7 @@ def _in_place(kernel: str, shape: KernelShape, recipe: Recipe, target: Target, f
 
 
 def with_fixed(found: Sequence[Candidate], subject: Subject) -> list[Candidate]:
-    """The candidates, and the kernels that aren't tuned, in every shape that they take with the legal schedules."""
+    """The candidates plus the kernels that aren't tuned, in every shape that the legal candidates entail."""
     added = []
     for target in dict.fromkeys(c.target for c in found):
         legal: dict[str, list[Schedule]] = {}
@@ -206,7 +205,7 @@ def with_fixed(found: Sequence[Candidate], subject: Subject) -> list[Candidate]:
 
 
 def reject(candidate: Candidate) -> Candidate:
-    """The candidate, with the reason where it can't be run: its contract, or more shared memory than a block can have."""
+    """The candidate with the reason if it can't run: it breaks the contract, or needs too much shared memory per block."""
     operation = registry.operation(candidate.kernel)
     problem = operation.contract(candidate.shape, candidate.schedule)
     code: Literal["contract", "resource_limit"] = "contract"
@@ -214,6 +213,6 @@ def reject(candidate: Candidate) -> Candidate:
         needed = operation.shared_bytes(candidate.shape, candidate.schedule)
         limit = candidate.target.shared_bytes_per_block
         if needed > limit:
-            problem = f"at least {needed:,} B of shared memory a block; {candidate.target.arch} has {limit:,} B"
+            problem = f"at least {needed:,} B of shared memory per block; {candidate.target.arch} has {limit:,} B"
             code = "resource_limit"
-    return Candidate(candidate.kernel, candidate.shape, candidate.schedule, candidate.target, problem, code)
+    return replace(candidate, problem=problem, code=code)

@@ -37,14 +37,14 @@ from .record import Reason, Record, read_record, record_path, write_json, write_
 from .report import Audit, Counts, Report, Toolchains, Variant
 from .space import Candidate, Space, Subject, candidates, load_space, shipped_names, with_fixed, with_those_in_place
 
-# 0.2 to 1 s each: begun first, so that no worker ends alone with one of them.
-DEAREST = ("attention", "merge", "prefill_attention", "prefill_linear", "prefill_narrow")
+# 0.2 to 1 s per compilation: started first, or one worker would finish long after the others.
+SLOWEST = ("attention", "merge", "prefill_attention", "prefill_linear", "prefill_narrow")
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """One sweep. targets, kernels: all where empty; jobs None: one worker per core, memory allowing; schedules: the folder of
-    promoted schedules that is asked first."""
+    """One sweep. targets, kernels: all if empty. jobs: worker processes; None: one per core, memory allowing. max_spill_bytes:
+    accepted spills per thread. schedules: the first folder in the search for promoted schedules."""
 
     model: str = "qwen2.5-7b"
     targets: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class SweepRequest:
 
 @dataclass
 class Progress:
-    """How far a sweep is: variants to compile, done, and their verdicts."""
+    """Progress of a sweep: variants to compile, compiled, and their verdicts."""
 
     total: int = 0
     done: int = 0
@@ -71,7 +71,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Planned:
-    """A candidate and the compilation that answers it. task is None where a rule has answered already."""
+    """A candidate and its compilation. task: None if a rule has rejected it already."""
 
     candidate: Candidate
     digest: str
@@ -79,11 +79,11 @@ class Planned:
 
 
 def sweep(request: SweepRequest, watch: Callable[[Progress], None] = lambda progress: None) -> Report:
-    """Compile and judge every candidate; write `report.json` and `report.html` and return the report.
+    """Compile and judge every candidate. Writes `report.json` and `report.html`, and returns the report.
 
     Raises:
-        UserError: a model, target, kernel, space, recipe, toolchain or folder that is wrong or can't be used.
-        KeyboardInterrupt: stopped; finished work is kept, and the same call goes on from there.
+        UserError: an unusable model, target, kernel, space, recipe, toolchain or folder.
+        KeyboardInterrupt: stopped. Finished work is kept: the same call continues it.
     """
     started = time.perf_counter()
     model = load_model_shape(request.model)
@@ -93,7 +93,7 @@ def sweep(request: SweepRequest, watch: Callable[[Progress], None] = lambda prog
     kernels = _kernels(request.kernels, model, space)
     recipe = load_recipe(request.recipe)
     if not recipe.defaults:
-        raise ScheduleError(f"recipe {recipe.name} has no kernels", expected="a recipe with default schedules",
+        raise ScheduleError(f"recipe {recipe.name} has no default schedules", expected="a recipe for kernels",
                             action="choose one of " + ", ".join(n for n in recipe_names() if load_recipe(n).defaults))
     toolchain.check(targets, recipe.numerics)
     found = _candidates(request, space, Subject(model, recipe, kernels, targets))
@@ -120,16 +120,16 @@ def _candidates(request: SweepRequest, space: Space, subject: Subject) -> list[C
 
 def _records(plan: list[Planned], request: SweepRequest, out: Path,
              watch: Callable[[Progress], None]) -> tuple[dict[str, Record], set[str]]:
-    """The record of each task, by its key, and the keys of those that were known from an earlier run."""
+    """(record by key of each task, keys of the records that an earlier run left)."""
     tasks = {p.task.record_key: p.task for p in plan if p.task}
     known = {key: record for key in tasks if (record := read_record(out, record_path(out, key))) is not None}
-    missing = sorted((t for k, t in tasks.items() if k not in known), key=lambda t: t.kernel not in DEAREST)
+    missing = sorted((t for k, t in tasks.items() if k not in known), key=lambda t: t.kernel not in SLOWEST)
     return known | _compile(missing, request, out, watch, Progress(total=len(missing))), set(known)
 
 
 def _kernels(asked: Sequence[str], model: ModelShape, space: Space) -> list[str]:
-    """The kernels that were asked for; else the findings that the space names, and all of the model's where it names one of them.
-    """
+    """The requested kernels. Without a request: the findings that the space names, and all of the model's if it names any of
+    those."""
     own = list(model.kernel_shapes())
     known = [*own, *FINDINGS]
     for name in asked:
@@ -141,7 +141,7 @@ def _kernels(asked: Sequence[str], model: ModelShape, space: Space) -> list[str]
 
 
 def _prepare(out: Path, fresh: bool) -> Path:
-    """The output folder, absolute, made and known to be writable. Raises OutputError."""
+    """Make the output folder and check that it is writable. Returns its absolute path. Raises OutputError."""
     out = out.absolute()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def _prepare(out: Path, fresh: bool) -> Path:
 
 
 def _plan(candidate: Candidate, recipe: Recipe, out: Path) -> Planned:
-    """Candidates that a rule rejects aren't compiled, but for the audited sample of those that lack shared memory."""
+    """No task for a candidate that a rule rejects, except the audited sample of those that need too much shared memory."""
     kernel, arch = candidate.kernel, candidate.target.arch
     operation = registry.operation(kernel)
     digest = kernel_digest(operation.kernel)
@@ -170,10 +170,10 @@ def _plan(candidate: Candidate, recipe: Recipe, out: Path) -> Planned:
 
 def _compile(missing: list[Task], request: SweepRequest, out: Path, watch: Callable[[Progress], None],
              progress: Progress) -> dict[str, Record]:
-    """Run the tasks without a record. One whose worker died is rejected in this report, and tried again by the next run."""
+    """Run the tasks without a record. One whose worker died is rejected in this report and retried by the next run."""
     watch(progress)
     if not missing:
-        pool.clear_left(out)  # a run that was killed after its last record left nothing to do but this
+        pool.clear_left(out)  # scratch folders of a run that was killed after its last record
         return {}
     found: dict[str, Record] = {}
     jobs = request.jobs or pool.default_jobs()
@@ -203,7 +203,6 @@ def _judged(task: Task, record: Record, max_spill_bytes: int) -> Verdict:
 
 
 def _variant(planned: Planned, records: dict[str, Record], max_spill_bytes: int) -> Variant:
-    """One entry of the report."""
     c = planned.candidate
     record = records[planned.task.record_key] if planned.task else None
     if planned.task and record:
@@ -220,7 +219,7 @@ def _variant(planned: Planned, records: dict[str, Record], max_spill_bytes: int)
 
 
 def _facts(verdict: Verdict) -> Artefact | None:
-    """As promoted schedules record them."""
+    """The facts as promoted rows record them; None before the stage `sass`."""
     facts = verdict.facts
     if facts is None or verdict.blocks_per_sm is None:
         return None
@@ -239,7 +238,7 @@ def _counts(plan: list[Planned], variants: Sequence[Variant], cached: set[str]) 
 
 
 def _audit(plan: list[Planned], variants: Sequence[Variant], records: dict[str, Record]) -> Audit:
-    """Early rejects that were compiled to the end all the same: does the artefact have the fault that was foreseen?"""
+    """Compares predicted and found faults of the early rejects that were compiled to the end."""
     sampled, disagreed = 0, []
     for planned, variant in zip(plan, variants):
         if planned.task is None:

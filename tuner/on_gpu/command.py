@@ -27,7 +27,7 @@ from .worker.measurer import GpuMeasurer, gpu_executor
 from .worker.probe import GpuProbe, Loaded
 
 HEAD_BYTES = 1 << 20  # of each weights file, in its fingerprint
-MEASURING = ("model", "kernels", "recipe", "bundle", "weights", "budget", "storage")  # options that mean nothing to a replay
+MEASURING = ("model", "kernels", "recipe", "bundle", "weights", "budget", "storage")  # options that a replay doesn't take
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def run(request: Request, *, as_json: bool = False, promote: bool = False, dry_r
     if promote and dry_run:
         raise click.UsageError("--promote and --dry-run don't go together")
     if replay and (unused := [name for name in MEASURING if name in given]):
-        raise click.UsageError(f"--{'kernel' if unused[0] == 'kernels' else unused[0]} means nothing to --replay")
+        raise click.UsageError(f"--replay takes no --{'kernel' if unused[0] == 'kernels' else unused[0]}")
     printing = Printing(as_json, Console(stderr=as_json))
     outcome = on_gpu.replay(replay) if replay else _measured(request, printing)
     report = make_report(outcome)

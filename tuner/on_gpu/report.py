@@ -1,4 +1,4 @@
-"""The report of an --on-gpu run as a value, and as JSON. The same recording gives the same report."""
+"""The report of an --on-gpu run, as a value and as JSON. It depends on the recording alone."""
 
 import dataclasses
 import statistics
@@ -26,8 +26,8 @@ SCHEMA = "tune-kernels/on-gpu-report/2"
 
 @dataclass(frozen=True)
 class PlaceReport:
-    """A candidate. status: as in ranking.STATUSES, but `winner` or `refused` for the fastest, as the full model has it;
-    share_of_ceiling: bytes over time, as a share of the SKU's bandwidth."""
+    """A candidate. status: as in ranking.STATUSES, or `winner` or `refused` after the full model's decision on the fastest. why:
+    the reason. share_of_ceiling: bytes over time, as a share of the SKU's bandwidth."""
 
     name: str
     schedule: Schedule
@@ -42,8 +42,8 @@ class PlaceReport:
 
 @dataclass(frozen=True)
 class KnobEffect:
-    """A knob's effect on the time. values: with the number of candidates, and their least and median ratio to the incumbent;
-    spread: the least ratio of the worst value over that of the best; changes_bits: yes, no, or not varied alone."""
+    """A knob's effect on the time. values: (value, number of candidates, minimum and median of their ratios to the incumbent).
+    spread: the largest of these minima over the smallest. changes_bits: yes, no, or not varied alone."""
 
     knob: str
     values: tuple[tuple[Knob, int, float, float], ...]
@@ -65,7 +65,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One kernel's contest. resolution: the smallest difference that the run resolves, as a share."""
+    """One kernel's contest. resolution: the smallest relative difference that the run resolves."""
 
     kernel: str
     shape: KernelShape
@@ -87,7 +87,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A run. decisions: one per kernel, to be read first."""
+    """A run. decisions: one per kernel."""
 
     model: str
     target: str
@@ -106,12 +106,11 @@ class Report:
     kernels: tuple[KernelReport, ...]
 
     def kernels_with(self, outcome: str) -> tuple[str, ...]:
-        """The kernels whose decision is this."""
+        """The kernels with this decision."""
         return tuple(d.kernel for d in self.decisions if d.outcome == outcome)
 
 
 def make_report(outcome: Outcome) -> Report:
-    """The whole report of a run or a replay."""
     now = outcome.recording
     decisions = decide(now, outcome.rankings, frozenset(row.kernel for row in outcome.promoted.rows), outcome.skipped)
     outcomes = {d.kernel: d.outcome for d in decisions}
@@ -123,7 +122,7 @@ def make_report(outcome: Outcome) -> Report:
 
 
 def report_to_dict(report: Report) -> Table:
-    """As report.json has it. promotable: gains alone; unchanged: the schedule in place stays, with evidence."""
+    """As in report.json. promotable: the gains; unchanged: kernels whose schedule in place stays, with evidence."""
     return {"schema": SCHEMA, **dataclasses.asdict(report), "promotable": list(report.kernels_with(GAIN)),
             "unchanged": list(report.kernels_with(UNCHANGED))}
 
@@ -151,7 +150,7 @@ def _place(place: Place, shape: KernelShape, target: str, outcome: str, accepted
 
 
 def share_of_ceiling(shape: KernelShape, times: Distribution | None, target: str) -> float | None:
-    """Bytes over time as a share of the bandwidth that was measured on the SKU; None if bytes don't bound the time."""
+    """Bytes over time, as a share of the SKU's measured bandwidth; None for a kernel that isn't bound by bandwidth."""
     if times is None or isinstance(shape, MergeShape):
         return None
     sku = load_sku(target)
@@ -159,7 +158,7 @@ def share_of_ceiling(shape: KernelShape, times: Distribution | None, target: str
 
 
 def _knobs(places: tuple[Place, ...], bits: Mapping[str, str]) -> tuple[KnobEffect, ...]:
-    """The knobs that vary among the timed candidates, the one that matters most first."""
+    """The knobs that vary among the timed candidates, largest spread first."""
     timed = [(schedule_to_dict(p.schedule), p.versus.ratio if p.versus else 1.0) for p in places if p.times]
     found = []
     for knob in timed[0][0] if timed else ():
@@ -175,7 +174,7 @@ def _knobs(places: tuple[Place, ...], bits: Mapping[str, str]) -> tuple[KnobEffe
 
 
 def _traces(contest: Contest, ranking: Ranking) -> tuple[Trace, ...]:
-    """The confirmations of the incumbent, and of the fastest where that is another one."""
+    """The confirmations of the incumbent, and of the fastest if that is another one."""
     base, fastest = ranking.base, ranking.winner
     return tuple(
         Trace(process, tuple(batch.samples_us[base]), tuple(batch.samples_us.get(fastest or "", ())) if fastest != base else (),
@@ -197,12 +196,12 @@ def describe_change(versus: Paired | None) -> str:
 
 
 def closing_lines(report: Report) -> list[str]:
-    """Lines that follow the decisions: other classes, the full model's times and tokens, the run's cost."""
+    """Lines after the decisions: other classes, the full model's times and tokens, the run's cost."""
     gate, where = report.gate, f"full model {report.model}, weights {report.weights}"
     lines = [f"{kernel}: a faster schedule of another class: {why}" for kernel, why in gate.would_differ.items()]
     for mode, found in gate.agreement.full_model.items():
         low, high = found.interval
-        lines.append(f"{where}, {mode}: {100 * (found.ratio - 1):+.2f}% time a token [{100 * (low - 1):+.2f}, "
+        lines.append(f"{where}, {mode}: {100 * (found.ratio - 1):+.2f}% time per token [{100 * (low - 1):+.2f}, "
                      f"{100 * (high - 1):+.2f}], {found.pairs} pairs, with all gains in place")
     if gate.agreement.tokens_compared:
         lines.append(f"{where}: {gate.agreement.tokens_compared} tokens compared over {gate.agreement.prompts} prompts: "

@@ -1,6 +1,6 @@
-"""`tune-kernels --on-gpu`: survivors of an offline bundle → checked → raced → confirmed → asked in the full model → promoted.
+"""`tune-kernels --on-gpu`: survivors of an offline bundle → checked → raced → confirmed → tried in the full model → promoted.
 
-Results are kept in OUT/recording.json as they are measured: a run whose budget ends, or that is stopped, goes on from there.
+Each result is saved in OUT/recording.json at once: a run that was stopped, or whose budget ended, continues from it.
 """
 
 import os
@@ -29,16 +29,16 @@ from .survivors import Conditions
 from .worker.measurer import Measurer
 from .worker.tasks import Problem
 
-LARGE = 200  # candidates of one kernel: more are searched, fewer are raced in full
-GATE_SHARE = 0.4  # of the budget, kept for the full model
-SECOND_SHARE = 0.25  # of the time that is left for timing, kept for the second process
+LARGE = 200  # candidates per kernel: more are searched, fewer are all raced
+GATE_SHARE = 0.4  # of the budget, reserved for the full model
+SECOND_SHARE = 0.25  # of the time left for timing, reserved for the second process
 BUDGET_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run to be made. storage: a file or database URL for the study of a large space, shared by machines; schedules: the folder
-    that is asked first and promoted to."""
+    """The settings of a run. budget: seconds. storage: a file or database URL for the search in a large space, which machines can
+    share. schedules: the folder that promoted schedules are read from first and written to."""
 
     model: str = "qwen2.5-7b"
     bundle: Path = Path("build/offline")
@@ -54,8 +54,8 @@ class Request:
 
 @dataclass
 class Outcome:
-    """The result of a run or a replay. promoted: rows that may be promoted; skipped: why a kernel was not tuned; notes: for the
-    user."""
+    """The result of a run or a replay. promoted: rows that may be promoted. skipped: reason by kernel that wasn't tuned. notes:
+    for the user."""
 
     recording: Recording
     recipe: Recipe
@@ -73,7 +73,7 @@ class Outcome:
 
 
 class Budget:
-    """Seconds on the GPU, from its first use on."""
+    """Seconds left of a budget, which begins with the object."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock, self.began = seconds, clock, clock()
@@ -91,11 +91,11 @@ def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Cal
          watch: Watch, fingerprint: str | None = None) -> Outcome:
     """One run on this machine's GPU.
 
-    make_probe: from the folder of the artefacts; None if the model is a drafter, whose kernels no token depends on.
-    fingerprint: of the weights.
+    make_probe: makes the probe from the folder of the artefacts; None if the model is a drafter: its kernels change no token.
+    watch: takes lines of progress. fingerprint: of the weights.
 
     Raises:
-        UserError: a bundle, recipe, GPU or folder that is wrong or can't be used; a recording made under other conditions.
+        UserError: an unusable bundle, recipe, GPU or folder; a recording made under other conditions.
     """
     target, recipe, shape = sku_of(machine), load_recipe(request.recipe), load_model_shape(request.model)
     if target.arch not in recipe.defaults:
@@ -113,7 +113,7 @@ def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Cal
     rankings = rank_all(now, recipe)
     finished = {k: c for k, c in now.contests.items() if c.finished}
     if finished:
-        watch("full model: tokens and time with the fastest in place" if make_probe else "a drafter: no token depends on it")
+        watch("full model: tokens and time with the fastest in place" if make_probe else "a drafter: it changes no token")
         now.gate = choose(finished, {k: rankings[k] for k in finished}, recipe, make_probe(found.folder) if make_probe else None,
                           lambda: run.budget.left <= 0)
     run.save()
@@ -121,39 +121,43 @@ def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Cal
 
 
 def replay(path: Path) -> Outcome:
-    """A recorded run, ranked again: no GPU, nothing measured. Raises RecordingError."""
+    """Ranks a recorded run again, without a GPU. Raises RecordingError."""
     old = recording.load(path)
     recipe = load_recipe(old.recipe)
     return conclude(old, recipe, rank_all(old, recipe), {})
 
 
 def conclude(now: Recording, recipe: Recipe, rankings: dict[str, Ranking], skipped: dict[str, str]) -> Outcome:
-    """The decisions on a recording, and the rows that may be promoted."""
+    """The outcome of a recording: its decisions, and the rows that may be promoted."""
     gate = now.gate or GateResult()
     file = promoted_file(now, rankings, gate, datetime.now(UTC).date().isoformat())
-    notes = [] if now.gate else ["the full model was not asked, so nothing may be promoted"]
+    notes = [] if now.gate else ["the full model was not tried: nothing may be promoted"]
     if now.processes == 1:
-        notes.append("recorded when one process confirmed and no resolution was measured: ranked under that rule")
+        notes.append("recorded by a version with one confirming process and no measured resolution: ranked under that rule")
     return Outcome(now, recipe, rankings, gate, file, skipped, notes)
 
 
 def promote(outcome: Outcome, schedules: Path | None) -> Path | None:
-    """Write the rows to the first folder of the search path; the file, None if there is nothing to write. Raises
+    """Write the rows to the first folder of the search path. Returns the file, None if there are no rows. Raises
     ScheduleError."""
     return store.promote(store.search_path(schedules)[0], outcome.promoted) if outcome.promoted.rows else None
 
 
 def _go_on(now: Recording, out: Path, watch: Watch) -> None:
-    """Take what an earlier run into the same folder measured of the same candidates on this GPU. Samples of another GPU, driver
-    or clocks policy are set aside, under the digest of their machine."""
+    """Take over an earlier run's results in the same folder for the same candidates and GPU. A recording of another GPU, driver
+    or clocks policy is renamed with the digest of its machine.
+
+    Raises:
+        OutputError: the folder can't be written. RecordingError: recorded under other conditions.
+    """
     path = out / "recording.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
         before = recording.load(path) if path.exists() else None
         if before and before.machine != now.machine:
             aside = out / f"recording-{before.machine.digest}.json"
-            watch(f"{path} is of {before.machine.gpu}, driver {before.machine.driver}, {before.machine.uuid}: kept as "
-                  f"{aside.name}; this GPU is timed anew")
+            watch(f"{path} is of {before.machine.gpu}, driver {before.machine.driver}, {before.machine.uuid}: renamed to "
+                  f"{aside.name}; this GPU starts a new recording")
             os.replace(path, aside)
             mine = out / f"recording-{now.machine.digest}.json"
             before = recording.load(mine) if mine.exists() else None
@@ -195,10 +199,10 @@ class _Run:
         recording.save(self.now, self.path)
 
     def contests(self) -> None:
-        """Each worker process in turn measures the contests that aren't decided yet. Each contest has an equal share of the time
-        that is left; the next process takes the rest."""
+        """Each worker process in turn measures the open contests. Each contest has an equal share of the time left; the next
+        process uses the rest."""
         reserve = self.request.budget * GATE_SHARE
-        for process in range(self.now.processes + 1):  # one more than confirm: for those that the first had no time for
+        for process in range(self.now.processes + 1):  # one more than must confirm: some contests lack time in the first
             todo = [c for c in self.now.contests.values() if not c.finished]
             if process and todo:
                 self.measurer.fresh_process()
@@ -213,7 +217,7 @@ class _Run:
     def _progress(self, contest: Contest) -> str:
         state = ("done" if contest.finished else "throttled" if contest.throttled else
                  f"confirmed in {len(contest.confirmations())} of {self.now.processes} processes")
-        return (f"{contest.kernel}: {len(contest.fit())} of {len(contest.checked)} right, row-invariant and deterministic; "
+        return (f"{contest.kernel}: {len(contest.fit())} of {len(contest.checked)} correct, row-invariant and deterministic; "
                 f"{len(contest.batches)} batches, {state}")
 
     def _contest(self, contest: Contest, out_of_time: OutOfTime) -> None:
@@ -250,7 +254,7 @@ class _Run:
             contest.dead |= dead
             if batch is None:
                 return None
-            batch = batch_of(stored_batch(batch), contest.kernel)  # as a replay will see it
+            batch = batch_of(stored_batch(batch), contest.kernel)  # rounded, as a replay will read it
             contest.batches.append(batch)
             self.save()
             return batch if base in batch.samples_us else None
@@ -258,7 +262,7 @@ class _Run:
         return timed
 
     def _raced(self, base: str, contest: Contest, timed: Timed, out_of_time: OutOfTime) -> list[str] | None:
-        """Candidates, the fastest first; None if throttling left too few rounds to say."""
+        """Candidates, fastest first; None if throttling left too few rounds."""
         before = [b for b in contest.batches if b.phase == RACE and b.enough and base in b.samples_us]
         batches = race(contest.groups(self.recipe), contest.home() or "", base, timed, out_of_time, before)
         if any(not b.enough for b in batches):
@@ -267,7 +271,8 @@ class _Run:
 
     def _searched(self, base: str, contest: Contest, admit: Callable[[str], bool], timed: Timed,
                   out_of_time: OutOfTime) -> list[str] | None:
-        """The best that anyone found who shares the study, checked here, fastest first; None if throttling stopped it."""
+        """The best candidates of the shared study that pass the checks here, fastest first; None if throttling left too few
+        rounds."""
         from .samples.search import Study, search
 
         storage = self.request.storage or str(self.path.parent.absolute() / "study.journal")

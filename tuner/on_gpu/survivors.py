@@ -1,4 +1,4 @@
-"""The accepted variants of an offline bundle on a GPU machine, checked against the model and the toolchain here."""
+"""The accepted variants of an offline bundle, checked against the model and this machine's toolchain."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from .samples.recording import Contest, Entrant, Origin
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions of survivors. model: as load_model_shape takes it; shape: None if the bundle's own will do; folders: of
-    promoted schedules, in the order of asking."""
+    """The conditions that survivors must meet. model: as load_model_shape takes it. shape: None accepts the bundle's. folders: of
+    promoted schedules, in search order."""
 
     model: str
     shape: ModelShape | None
@@ -32,7 +32,8 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Survivors:
-    """folder: of the artefacts; report: of the offline run; differs: why they were compiled anew, empty if they weren't."""
+    """folder: of the artefacts. report: of the offline run. differs: the reason why they were compiled here, empty if they
+    weren't."""
 
     folder: Path
     report: Report
@@ -42,10 +43,10 @@ class Survivors:
 
 def find_survivors(folder: Path, wanted: Conditions, kernels: Sequence[str], out: Path,
                    schedules: Path | None = None) -> Survivors:
-    """The bundle, or, where its toolchain or kernel sources aren't those of this machine, the same space compiled here.
+    """The bundle. If its toolchain or kernel sources differ from this machine's: the same space compiled into out/bundle.
 
     Raises:
-        ReportError: no bundle. SpaceError: a bundle of another model or target, or without a kernel that was asked for.
+        ReportError: no bundle. SpaceError: a bundle of another model or target, or without a requested kernel.
     """
     report, target, recipe = read_report(folder), wanted.target, wanted.recipe
     again = f"tune-kernels --offline --model {wanted.model} --target {target.arch} --out {folder}"
@@ -69,7 +70,7 @@ def find_survivors(folder: Path, wanted: Conditions, kernels: Sequence[str], out
 
 
 def other_model(report: Report, wanted: Conditions) -> str:
-    """Which kernel of a bundle has another shape than the model's, or an empty string. A model is its shapes, not its name."""
+    """The first kernel of a bundle with another shape than the model's, in words, or an empty string. Names aren't compared."""
     if wanted.shape is None or wanted.shape.digest == report.model_digest:
         return ""
     expected = wanted.shape.kernel_shapes(wanted.recipe.linear_dtype, wanted.recipe.terms)
@@ -80,12 +81,12 @@ def other_model(report: Report, wanted: Conditions) -> str:
 
 
 def difference(report: Report, here: Toolchain, target: Target) -> str:
-    """How a bundle differs from this machine, or an empty string."""
+    """The difference between a bundle's and this machine's toolchain or sources, in words, or an empty string."""
     made = report.toolchain.on(target.arch)
     for name, found, expected in (("Triton", made.triton, here.triton), ("ptxas", made.ptxas, here.ptxas),
                                   ("flags", dict(made.flags), dict(here.flags))):
         if found != expected:
-            return f"the bundle was made with {name} {found}, here is {expected}"
+            return f"the bundle was made with {name} {found}, this machine has {expected}"
     for variant in report.variants:
         name = variant.kernel
         if registry.known(name) and variant.kernel_digest != bundle.kernel_digest(registry.operation(name).kernel):
@@ -94,7 +95,7 @@ def difference(report: Report, here: Toolchain, target: Target) -> str:
 
 
 def contests(found: Survivors, kernels: Sequence[str], wanted: Conditions) -> tuple[dict[str, Contest], dict[str, str]]:
-    """A contest for each kernel, and why there is none for others: their incumbent isn't among the survivors."""
+    """(contest by kernel, reason by kernel without one: its incumbent isn't among the survivors)."""
     made: dict[str, Contest] = {}
     skipped: dict[str, str] = {}
     accepted = [v for v in found.report.variants if v.target == wanted.target.arch and v.accepted]
@@ -127,14 +128,14 @@ def _contest(kernel: str, variants: Sequence[Variant], wanted: Conditions) -> Co
 
 
 def _entrant(kernel: str, variant: Variant) -> Entrant:
-    """Raises ReportError for an entry that was edited: another kernel's schedule, or accepted without facts."""
+    """Raises ReportError for an edited entry: another kernel's schedule, or accepted without facts."""
     if variant.facts is None or not isinstance(variant.schedule, registry.operation(kernel).schedule_type):
         raise ReportError(f"{variant.id}: not an accepted variant of {kernel}", expected="as tune-kernels --offline wrote it")
     return Entrant(variant.id, variant.schedule, variant.facts)
 
 
 def founded_class(kernel: str, shape: KernelShape, wanted: Conditions) -> str | None:
-    """The class that this recipe already has for a kernel and shape on a SKU, made with whatever toolchain; or None."""
+    """The numerics class of promoted rows for this kernel, shape, recipe and SKU, of any toolchain, or None."""
     mine = (wanted.target.name, wanted.recipe.name, kernel, shape)
     rows = store.rows_like(wanted.folders, lambda r: (r.target, r.recipe, r.kernel, r.shape) == mine and not r.problems())
     return rows[0].numerics_class if rows else None

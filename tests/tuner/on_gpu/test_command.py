@@ -74,8 +74,8 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(recorded: Path, tmp_path:
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [
     (["--on-gpu", "--offline"], 2, "don't go together"), (["--on-gpu", "--promote", "--dry-run"], 2, "don't go together"),
-    (["--offline", "--budget", "5"], 2, "--budget means nothing to --offline"),
-    (["--on-gpu", "--fresh"], 2, "--fresh means nothing to --on-gpu"), (["--on-gpu", "--budget", "0"], 2, "--budget"),
+    (["--offline", "--budget", "5"], 2, "--offline takes no --budget"),
+    (["--on-gpu", "--fresh"], 2, "--on-gpu takes no --fresh"), (["--on-gpu", "--budget", "0"], 2, "--budget"),
     (["--on-gpu", "doctor"], 2, "don't go together"),
 ])
 def test_wrong_usage_is_named(arguments: list[str], code: int, said: str) -> None:
@@ -209,4 +209,4 @@ def test_the_terminal_begins_with_the_decisions(tmp_path: Path) -> None:
 def test_what_a_replay_would_ignore_is_refused(recorded: Path, options: list[str]) -> None:
     """F38: --storage with --replay was ignored, unsaid."""
     done = invoke("--on-gpu", "--replay", recorded, *options)
-    assert (done.exit_code, f"{options[0]} means nothing to --replay" in done.output) == (2, True), done.output
+    assert (done.exit_code, f"--replay takes no {options[0]}" in done.output) == (2, True), done.output

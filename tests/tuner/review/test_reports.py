@@ -156,7 +156,7 @@ def test_a_damaged_artefact_is_a_note(reports: Path, tmp_path: Path) -> None:
         cubin.write_bytes(b"x")
     swapped = row(difference(str(reports / "sm_103"), "sm_90", tmp_path), "down", row_tile=16)
     assert swapped.code and len(swapped.code.notes) == 1
-    assert "is not what was written" in swapped.code.notes[0]
+    assert "has changed since it was written" in swapped.code.notes[0]
 
 
 def test_promoted_rows_find_their_code_in_a_bundle(reports: Path, tmp_path: Path) -> None:

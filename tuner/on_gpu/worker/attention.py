@@ -1,4 +1,4 @@
-"""Attention and the merge of its partials as they are checked and timed."""
+"""The cases of attention and of the merge of its partials: operands, launches and references for checks and timings."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AttentionCase:
-    """Split-KV attention. Partials alone have no reference, so `output` puts the recipe's merge after it."""
+    """Split-KV attention. Partials have no reference of their own: `output` merges them under the recipe's default."""
 
     def __init__(self, shape: AttentionShape, recipe: Recipe, make: Operands, merging: MergeSchedule) -> None:
         assert max(make.sizes.occupancies) <= make.sizes.capacity - make.sizes.rows
@@ -78,7 +78,7 @@ class AttentionCase:
 
 
 class MergeCase:
-    """Merge of partials that cover the recipe's chunk of keys each."""
+    """Merge of partials, each of the recipe's chunk of keys."""
 
     def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands) -> None:
         import torch
@@ -105,13 +105,13 @@ class MergeCase:
 
     def launch(self, schedule: MergeSchedule, first: int, rows: int, length: int, where: "torch.Tensor",
                copy: int = 0) -> "torch.Tensor":
-        """As the decoder launches it: over as many chunks as the keys fill."""
+        """Launches as the decoder does, over the chunks that the keys fill."""
         import torch
 
         from ....kernels.attention import Partials
 
         acc, m, l = self.acc[copy], self.m, self.l
-        if first:  # rows first.. in the places of rows 0..
+        if first:  # row `first` becomes row 0
             acc, m, l = (torch.roll(t, -first, 1) for t in (acc, m, l))
         o = torch.empty((rows, *acc.shape[2:]), dtype=torch.bfloat16, device=acc.device)
         chunks = (length + rows - 1) // self.chunk + 1
@@ -146,7 +146,7 @@ class MergeCase:
 
 def merged(partials: "Partials", where: "torch.Tensor", rows: int, chunk: int, schedule: MergeSchedule,
            numerics: Numerics, chunks: int | None = None) -> "torch.Tensor":
-    """The merge as a quantising decode step launches it, which wants the largest magnitudes beside the output. chunks: see
+    """The merge as a quantising decode step launches it, with maxima of |o|. Returns o [rows, heads, head_dim]. chunks: see
     kernels/merge.py."""
     import torch
 

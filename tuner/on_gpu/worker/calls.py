@@ -1,5 +1,5 @@
-"""Counts the calls that an --on-gpu run should not make: compilations, assemblies, builds of launchers. Python's audit of
-new processes and Triton's own listener see every call."""
+"""Counts the calls that an --on-gpu run should not make: compilations, assemblies, builds of launchers. Python's audit hook sees
+every new process, Triton's listener every compilation."""
 
 import os
 import sys
@@ -13,14 +13,14 @@ C_COMPILERS = ("gcc", "cc", "clang", "g++", "c++", "nvcc")
 
 
 class Counter:
-    """Calls since this process began. process: a name that no other process has."""
+    """Calls since this process began. process: its unique name."""
 
     def __init__(self) -> None:
         self.calls = Calls()
         self.process = f"{os.getpid()}-{time.time_ns()}"
 
     def audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        """A hook of sys.addaudithook. A version query is no call of the assembler."""
+        """A hook of sys.addaudithook. Version queries of the assembler don't count."""
         if event != "subprocess.Popen":
             return
         executable, command = arguments[:2]
@@ -37,7 +37,7 @@ class Counter:
 
 @cache
 def count_calls() -> Counter:
-    """Begins to count, once in a process."""
+    """The counter of this process, which starts at the first call."""
     import triton
 
     counter = Counter()

@@ -1,4 +1,4 @@
-"""The case of each kernel that is tuned."""
+"""The case of each tuned kernel."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .operands import Case, Operands
 
 
 def make_case(kernel: str, shape: KernelShape, recipe: Recipe, make: Operands, merging: MergeSchedule) -> Case[Any]:
-    """The case of one kernel, which takes this kernel's schedules. merging: the recipe's, for attention."""
+    """The case of one kernel and shape. merging: the recipe's schedule of merge, for attention."""
     if isinstance(shape, LinearShape):
         return LinearCase(shape, recipe, make)
     if isinstance(shape, HeadShape):

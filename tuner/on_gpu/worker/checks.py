@@ -1,4 +1,4 @@
-"""The checks of one candidate that need no decoder, and its numerics class, on the GPU in a worker that may die."""
+"""The checks of one candidate that need no decoder, and its numerics class. Runs in the worker on the GPU."""
 
 import hashlib
 import math
@@ -22,13 +22,13 @@ from .tasks import Answer, CheckTask, Problem
 if TYPE_CHECKING:
     import torch
 
-L2_TURNS = 3  # copies of the large operands together are at least so many times the L2
-MAX_LAUNCHES = 256  # in one graph
+L2_TURNS = 3  # minimum total size of the large operands' copies, in L2 sizes
+MAX_LAUNCHES = 256  # per graph
 S = TypeVar("S")
 
 
 def check(task: CheckTask) -> Answer[Checked]:
-    """The checks of one candidate, cheapest first; the first that fails ends them."""
+    """The checks of one candidate, cheapest first, up to the first failure."""
     def checks() -> Checked:
         return run_checks(usual_case(task.problem), wide_case(task.problem), task.schedule)
 
@@ -36,13 +36,13 @@ def check(task: CheckTask) -> Answer[Checked]:
 
 
 def classify(task: CheckTask) -> Answer[Checked]:
-    """The numerics class of one candidate, and no check."""
+    """The numerics class of one candidate, without checks."""
     return _from_bundle(task, lambda: Checked(numerics_class=numerics_class(wide_case(task.problem), task.schedule)))
 
 
 def _from_bundle(task: CheckTask, checks: Callable[[], Checked]) -> Answer[Checked]:
-    """The result of `checks` of a candidate that is launched from the bundle; a failure where its artefact isn't there or isn't
-    the one that was inspected, or it goes against the kernel's contract."""
+    """The result of `checks` on a candidate from the bundle; a failure if its artefact is missing or isn't the inspected one, or
+    if it breaks the kernel's contract."""
     from ....kernels.bundle import BundleError
     from ....kernels.operation import ContractError
 
@@ -58,8 +58,7 @@ def _from_bundle(task: CheckTask, checks: Callable[[], Checked]) -> Answer[Check
 
 
 def require_artefact(problem: Problem, schedule: Schedule) -> None:
-    """Raises BundleError if a candidate's artefact isn't in the bundle, or isn't the one that was inspected: one compiled here
-    never was."""
+    """Raises BundleError if a candidate's artefact is missing in the bundle, or isn't the inspected one."""
     from ....kernels import bundle, registry
 
     launch = registry.operation(problem.kernel).launch(problem.shape, schedule, load_recipe(problem.recipe).numerics)
@@ -68,15 +67,15 @@ def require_artefact(problem: Problem, schedule: Schedule) -> None:
 
 
 def copies_of(problem: Problem) -> int:
-    """Copies of the large operands that together are L2_TURNS times the L2, as far as MAX_LAUNCHES use them."""
+    """Copies of the large operands that together have L2_TURNS times the size of the L2; at most MAX_LAUNCHES."""
     size = read_bytes(problem.shape, load_recipe(problem.recipe).kv_chunk, problem.occupancies)
     copies = math.ceil(L2_TURNS * load_sku(problem.target).l2_bytes / size)
-    return 2 * math.ceil(min(copies, MAX_LAUNCHES) / 2) if copies > 1 else 1  # even: two occupancies take turns
+    return 2 * math.ceil(min(copies, MAX_LAUNCHES) / 2) if copies > 1 else 1  # even: two occupancies alternate
 
 
 @lru_cache(maxsize=1)
 def usual_case(problem: Problem) -> Case[Schedule]:
-    """The operands of one problem's checks and times, on the GPU. Only the last problem's are kept."""
+    """The case for one problem's checks and times, on the GPU. Only the last problem's is kept."""
     import torch
 
     torch.cuda.empty_cache()
@@ -85,12 +84,12 @@ def usual_case(problem: Problem) -> Case[Schedule]:
 
 @lru_cache(maxsize=1)
 def wide_case(problem: Problem) -> Case[Schedule]:
-    """The operands of one problem's numerics classes, on the GPU. Only the last problem's are kept."""
+    """The case for one problem's numerics classes, on the GPU. Only the last problem's is kept."""
     return case_of(problem, Operands("cuda", wide=True))
 
 
 def case_of(problem: Problem, operands: Operands) -> Case[Schedule]:
-    """The case of a problem on operands of its own occupancies."""
+    """The case of a problem, with its occupancies."""
     from ....kernels.registry import default_schedule
 
     recipe = load_recipe(problem.recipe)
@@ -101,7 +100,8 @@ def case_of(problem: Problem, operands: Operands) -> Case[Schedule]:
 
 
 def run_checks(case: Case[S], wide: Case[S], schedule: S, sizes: Sizes = SIZES) -> Checked:
-    """Reference with poisoned output, rows, determinism, class. Cases as `make_case` makes them."""
+    """Checks: error against the reference with poisoned output, row invariance, determinism. Then the class. case: for the
+    checks; wide: for the class."""
     rows = case.rows(schedule)
     with poisoned():
         whole = case.output(schedule, 0, rows)
@@ -131,7 +131,7 @@ def _row_pairs(case: Case[S], schedule: S, whole: "torch.Tensor") -> "Iterator[t
 
 
 def numerics_class(wide: Case[S], schedule: S, sizes: Sizes = SIZES) -> str:
-    """SHA-256 of the bits of at least `class_outputs` outputs on `wide` operands."""
+    """SHA-256 of at least `class_outputs` outputs on `wide` operands."""
     import torch
 
     digest, count = hashlib.sha256(), 0
@@ -145,7 +145,7 @@ def numerics_class(wide: Case[S], schedule: S, sizes: Sizes = SIZES) -> str:
 
 
 def unwritten(output: "torch.Tensor") -> str:
-    """How much of an output is still the poison; an empty string where nothing is."""
+    """A message on outputs that are still poison, or an empty string."""
     import torch
 
     poison = output.isnan() if output.is_floating_point() else output == torch.iinfo(output.dtype).max
@@ -154,7 +154,7 @@ def unwritten(output: "torch.Tensor") -> str:
 
 
 def same(a: "torch.Tensor", b: "torch.Tensor") -> bool:
-    """Byte for byte: NaN equals itself, 0.0 isn't -0.0."""
+    """Whether two tensors are equal byte for byte: NaN equals itself, 0.0 differs from -0.0."""
     import torch
 
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

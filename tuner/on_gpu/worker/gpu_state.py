@@ -1,7 +1,7 @@
-"""The GPU that CUDA will use: which it is, and its clocks, temperature and throttling, through NVML. Imports no torch.
+"""CUDA's first GPU: its identity, clocks, temperature and throttling, through NVML. Imports no torch.
 
-CUDA numbers the GPUs that CUDA_VISIBLE_DEVICES leaves, in an order of its own; NVML numbers all. So the device is found by the
-UUID that CUDA gives, or by its PCI bus id.
+CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES in its own order; NVML numbers all. So NVML's device is found by CUDA's UUID, or by
+its PCI bus id.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 NO_GPU = ("no GPU on this machine", "an NVIDIA GPU with its driver",
-          "run where there is one, or rank a recorded run again: --replay RUN")
+          "run on a GPU machine, or rank a recorded run again: --replay RUN")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CudaDevice:
 
 @cache
 def cuda_device() -> CudaDevice | None:
-    """The device that CUDA numbers 0 here, from the driver's library; None if there is no driver or no device."""
+    """CUDA's device 0, from the driver's library; None without a driver or device."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -43,7 +43,7 @@ def cuda_device() -> CudaDevice | None:
 
 
 def read_device(driver: ctypes.CDLL) -> CudaDevice | None:
-    """As cuda_device, from a library with the driver's interface."""
+    """As cuda_device, from a given driver library."""
     device, raw, bus = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(32)
     done = (driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0
             and driver.cuDeviceGetUuid(raw, device) == 0 and driver.cuDeviceGetPCIBusId(bus, 32, device) == 0)
@@ -58,7 +58,7 @@ class Nvml:
     handle: object
 
     def ask(self, name: str, *arguments: object) -> "int | None":
-        """The number that a query gives, or None if this GPU or driver doesn't answer it."""
+        """The number that a query returns; None if this GPU or driver doesn't support it."""
         try:
             found: int = getattr(self.module, name)(self.handle, *arguments)
         except (self.module.NVMLError, AttributeError):
@@ -66,13 +66,13 @@ class Nvml:
         return found
 
     def text(self, name: str) -> str:
-        """The text that a query gives."""
+        """The text that a query returns."""
         found = getattr(self.module, name)(self.handle)
         return found.decode() if isinstance(found, bytes) else str(found)
 
 
 def this_machine() -> Machine:
-    """The GPU that CUDA will use. Raises GpuError if there is none."""
+    """CUDA's first GPU. Raises GpuError if there is none."""
     nvml = _nvml()
     if nvml is None:
         return _from_nvidia_smi()
@@ -83,7 +83,7 @@ def this_machine() -> Machine:
 
 
 def clocks_policy(nvml: Nvml) -> str:
-    """The limits of the clocks: power, and the clocks that applications are given."""
+    """The power limit in W and the application clocks in MHz, as text."""
     module = nvml.module
     limit = nvml.ask("nvmlDeviceGetEnforcedPowerLimit")
     sm, memory = (nvml.ask("nvmlDeviceGetApplicationsClock", clock) for clock in (module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM))
@@ -93,7 +93,7 @@ def clocks_policy(nvml: Nvml) -> str:
 
 
 def _from_nvidia_smi() -> Machine:
-    """Without NVML's module. Raises GpuError."""
+    """As this_machine, without pynvml."""
     tool, device = shutil.which("nvidia-smi"), cuda_device()
     if tool is None or device is None:
         raise GpuError(NO_GPU[0], expected=NO_GPU[1], action=NO_GPU[2])
@@ -107,7 +107,7 @@ def _from_nvidia_smi() -> Machine:
 
 
 def read_state() -> State:
-    """Clocks and the like now; None for each that can't be read."""
+    """Clocks, temperature, power and throttling now; None for each value that can't be read."""
     nvml = _nvml()
     if nvml is None:
         return State()
@@ -121,7 +121,7 @@ def read_state() -> State:
 
 @cache
 def _nvml() -> Nvml | None:
-    """NVML on CUDA's device, or None: nvidia-ml-py is optional."""
+    """NVML's handle of CUDA's device, or None: nvidia-ml-py is optional."""
     device = cuda_device()
     if device is None:
         return None
@@ -129,13 +129,13 @@ def _nvml() -> Nvml | None:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # not installed, or no driver that it knows: there is nothing to ask
+    except Exception:  # not installed, or it doesn't support the driver
         return None
     return found_by(pynvml, device)
 
 
 def found_by(module: "ModuleType", device: CudaDevice) -> Nvml | None:
-    """NVML's handle of one of CUDA's devices; None if it has none, as of a part of a GPU."""
+    """NVML's handle of one of CUDA's devices; None if it has none, for example of a MIG instance."""
     ways: tuple[tuple[Callable[[bytes], object], str], ...] = (
         (module.nvmlDeviceGetHandleByUUID, device.uuid), (module.nvmlDeviceGetHandleByPciBusId, device.bus))
     for handle_by, name in ways:

@@ -1,4 +1,4 @@
-"""The language-model head as it is checked and timed."""
+"""The language-model head's case: operands, launches and reference for checks and timings."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class HeadCase:
-    """The head. The argmax variant is judged by how far the logit of its token is from the greatest; its class is that of
-    the logits under the same schedule, which it shares the reduction with."""
+    """The head. The error of the argmax variant is the distance of its token's logit from the largest. Its class is that of the
+    logits under the same schedule: both use the same reduction."""
 
     def __init__(self, shape: HeadShape, recipe: Recipe, make: Operands, logits: bool) -> None:
         self.sizes = make.sizes

@@ -1,4 +1,4 @@
-"""Linears as they are checked and timed."""
+"""The linears' case: operands, launches and reference for checks and timings."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LinearCase:
-    """y = x @ w.T with scales and bias; partials are added in index order, as the kernel that reads them does."""
+    """y = x @ w.T with scales and bias. Partials are added in index order, as the next kernel does."""
 
     def __init__(self, shape: LinearShape, recipe: Recipe, make: Operands) -> None:
         self.sizes = make.sizes
@@ -36,7 +36,7 @@ class LinearCase:
         from ....kernels.linear import linear
 
         x, amax = self.factors.rows(first, rows), None
-        if self.shape.swiglu and x.scale is not None:  # read by the next quantisation; one per block, so no part of the class
+        if self.shape.swiglu and x.scale is not None:  # for the next quantisation; one per block, so not part of the class
             amax = x.scale.new_empty((schedule.row_tile, -(-self.shape.N // schedule.BLOCK_N)))
         return linear(x, self.factors.linear(copy, self.bias), schedule=schedule, numerics=self.numerics,
                       swiglu=self.shape.swiglu, amax=amax)
@@ -54,11 +54,11 @@ class LinearCase:
         return relative_rms(output, self.reference(len(output)))
 
     def reference(self, n: int) -> "torch.Tensor":
-        """The first n rows of y in fp64, from the values that the operands hold: [n, N], with swiglu [n, N / 2]."""
+        """The first n rows of y in fp64 from the stored operands: [n, N], with swiglu [n, N / 2]."""
         from ....kernels.linear import linear_reference
 
         y = linear_reference(self.factors.rows(0, n), self.factors.linear(0, self.bias))
-        if self.shape.swiglu:  # gates and ups in turns of 8
+        if self.shape.swiglu:  # 8 gates, 8 ups, and so on
             gate, up = y.reshape(n, -1, 2, 8).unbind(2)
             y = (gate * gate.sigmoid() * up).reshape(n, -1)
         return y

@@ -1,6 +1,6 @@
-"""One worker process on the GPU. The cause of its death is found, costs one candidate, and a new worker goes on.
+"""One worker process on the GPU. If it dies, the candidate that killed it is identified and excluded, and a new worker continues.
 
-`Measurer` is the interface to the rest of the tuner; a test puts another one in its place.
+`Measurer` is the interface to the rest of the tuner; tests replace it.
 """
 
 import time
@@ -19,29 +19,29 @@ from .tasks import Answer, CheckTask, Problem, TimeTask
 
 T = TypeVar("T")
 Task = TypeVar("Task")
-WALL_SECONDS = 45  # of one task; importing torch and making operands take some of it, a hang takes all
-CPU_SECONDS = 300
+WALL_SECONDS = 45  # per task, with the import of torch and the making of operands; a hang reaches it
+CPU_SECONDS = 300  # per task
 
 
 class Measurer(Protocol):
-    """Checks and times candidates of one problem. Dead candidates are values, never raised."""
+    """Checks and times candidates of one problem. A candidate's death is a value, never an error."""
 
     def check(self, problem: Problem, name: str, schedule: Schedule) -> Checked:
         """The checks that need no decoder."""
 
     def time(self, problem: Problem, candidates: Mapping[str, Schedule], phase: str, rounds: int,
              seed: int) -> tuple[Batch | None, dict[str, Failure]]:
-        """A batch of those that lived (None if none did), and those that died."""
+        """(samples of the survivors, None if there are none; failure by candidate that died). rounds: samples per candidate."""
 
     def fresh_process(self) -> None:
-        """Later calls are measured in another process than earlier ones."""
+        """Later calls run in another process than earlier ones."""
 
     def usage(self) -> Usage:
         """Seconds and calls so far."""
 
 
 class WorkerExecutor(Protocol):
-    """An executor of one worker. within: the same worker, with another limit of a task's wall time."""
+    """An executor of one worker. within: the same worker, with another wall time limit per task."""
 
     def within(self, wall_seconds: float) -> Executor: ...
 
@@ -49,8 +49,8 @@ class WorkerExecutor(Protocol):
 
 
 class GpuMeasurer:
-    """Measures in the one worker of an executor. make_executor: a new executor, with a new worker; words: the file in which the
-    worker writes which candidate it is at; wall_seconds: of one task."""
+    """Measures in an executor's only worker. make_executor: makes an executor with a new worker. words: the file in which the
+    worker notes its current candidate. wall_seconds: limit per task."""
 
     def __init__(self, make_executor: Callable[[], WorkerExecutor], words: Path,
                  check: Callable[[CheckTask], Answer[Checked]] = checks.check,
@@ -82,7 +82,8 @@ class GpuMeasurer:
 
     def time(self, problem: Problem, candidates: Mapping[str, Schedule], phase: str, rounds: int,
              seed: int) -> tuple[Batch | None, dict[str, Failure]]:
-        """As Measurer: after a death all are timed again, one at a time, so that the next death has a name."""
+        """As Measurer. After a death of unknown cause the rest is timed again, one at a time, which identifies the next
+        culprit."""
         alive, serial = dict(candidates), False
         dead: dict[str, Failure] = {}
         while alive:
@@ -93,14 +94,14 @@ class GpuMeasurer:
             if culprit in alive:
                 dead[culprit] = self._failure(result)
                 del alive[culprit]
-            elif serial:  # dies wherever: nobody can be named, so all are out
+            elif serial:  # no culprit can be identified: all are excluded
                 dead |= dict.fromkeys(alive, self._failure(result))
                 return None, dead
             serial = True
         return None, dead
 
     def ask(self, function: Callable[[Task], Answer[T]], task: Task, wall_seconds: float | None = None) -> "T | pool.Died":
-        """The value of one task, or Died. wall_seconds: more than usual."""
+        """The value of one task, or Died. wall_seconds: another limit than usual."""
         self.words.unlink(missing_ok=True)
         started = time.monotonic()
         [(_, answer)] = pool.run(self.executor.within(wall_seconds or self.wall_seconds), function, [task], in_flight=1)
@@ -112,7 +113,7 @@ class GpuMeasurer:
         return answer.value
 
     def _words(self) -> tuple[str, str]:
-        """(candidate, error), as the worker wrote them before it died."""
+        """(candidate, error) that the worker wrote before it died; empty if it wrote nothing."""
         try:
             name, _, error = self.words.read_text().partition("\n")
         except OSError:
@@ -120,7 +121,7 @@ class GpuMeasurer:
         return name, error
 
     def words_of(self, died: pool.Died) -> str:
-        """The error that the last worker wrote, or how its death looked from outside."""
+        """The error that the worker wrote before it died, or the pool's description of its death."""
         return self._words()[1] or died.detail
 
     def _failure(self, died: pool.Died) -> Failure:
@@ -128,6 +129,6 @@ class GpuMeasurer:
 
 
 def gpu_executor(scratch: Path) -> pool.LocalExecutor:
-    """One worker, forked from a server that has imported torch. CUDA maps far more memory than it uses: no limit on that."""
+    """One worker, forked from a server that has imported torch. No memory limit: CUDA maps far more memory than it uses."""
     return pool.LocalExecutor(1, scratch, pool.Limits(cpu_seconds=CPU_SECONDS, memory_bytes=None),
                               preload="tune_kernels.tuner.on_gpu.worker.warm")

@@ -1,9 +1,10 @@
-"""Operands of checks and timings, and the interface of a kernel that is launched on them.
+"""Operands of checks and timings, and the interface of a kernel's case.
 
-`normal` operands are for errors and times, `wide` ones for numerics classes (see `values`).
+`normal` operands serve errors and times, `wide` ones numerics classes (see `values`).
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -23,9 +24,9 @@ S = TypeVar("S", contravariant=True)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of checks. rows: that are checked; capacity: slots of the KV cache; checked_length: tokens in it, from where `rows`
-    rows pass a chunk boundary; occupancies: tokens in it when attention and merge are timed; repeats: of one launch that must
-    give the same bytes; class_outputs: that are hashed at least: a change of order shows in few of them."""
+    """Sizes of checks. rows: checked together. capacity: slots of the KV cache. checked_length: tokens in it, so few short of a
+    chunk boundary that `rows` rows cross it. occupancies: tokens in it when attention and merge are timed. repeats: launches that
+    must give the same bytes. class_outputs: minimum of hashed outputs: a change of order shows in few of them."""
 
     rows: int = 9
     capacity: int = 4096
@@ -39,33 +40,33 @@ SIZES = Sizes()
 
 
 class Case(Protocol[S]):
-    """One kernel on one shape's operands: the one place where it is launched for a check or a timing. A schedule is given with
-    each launch: all candidates see the same data."""
+    """One kernel on one shape's operands. All its launches for checks and timings are made here. Candidates share the operands:
+    each launch takes a schedule."""
 
     def limit(self, schedule: S) -> float:
-        """Of the error of this schedule's output, by the recipe."""
+        """The recipe's limit of this schedule's error."""
 
     def rows(self, schedule: S) -> int:
-        """Rows that a launch with this schedule can be checked with."""
+        """Number of rows that a launch with this schedule is checked with."""
 
     def output(self, schedule: S, first: int, rows: int) -> "torch.Tensor":
-        """Output of rows first .. first + rows - 1, in the form that `error` judges; row r is [r]."""
+        """Output [rows, ...] of rows first .. first + rows - 1, as `error` takes it."""
 
     def error(self, output: "torch.Tensor") -> float:
-        """Error of `output(schedule, 0, n)` against fp64, relative RMS; NaN where a NaN is in it."""
+        """Relative RMS error of `output(schedule, 0, n)` against fp64; NaN if the output has a NaN."""
 
     def timed(self, schedule: S, copy: int) -> None:
-        """One launch, as it is timed, on one copy of the large operands."""
+        """One launch for a timing, on one copy of the large operands."""
 
     def bits(self, schedule: S) -> Iterator["torch.Tensor"]:
-        """The kernel's outputs, for the numerics class: without end, other inputs each time. Poison stays where it writes
-        nothing: `poisoned`."""
+        """Endless outputs for the numerics class, of varying inputs. Entries that the kernel leaves unwritten keep the poison of
+        `poisoned`."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """How operands are made. wide: for numerics classes, see `values`; copies: of the large ones, which take turns when launches
-    are timed."""
+    """Makes operands on a device. wide: for numerics classes, see `values`. copies: of the large ones, which timed launches use
+    in turn."""
 
     device: str
     wide: bool = False
@@ -99,19 +100,18 @@ class Operands:
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return min(size, values.PERIOD)
+    return min(math.prod(shape), values.PERIOD)
 
 
 def relative_rms(output: "torch.Tensor", reference: "torch.Tensor") -> float:
+    """RMS of the difference over RMS of the reference."""
     difference = (output.double() - reference).pow(2).mean().sqrt()
     return float(difference / reference.pow(2).mean().sqrt())
 
 
 class Factors:
-    """The factors of a linear or a head. x [terms, pool, K]; weights: copies of w [N, K]; w_scale [N] fp32, for e4m3."""
+    """The factors of a linear or a head: x [terms, pool, K], copies of w [N, K]; for e4m3 also x_scale [pool], w_scale [N],
+    fp32."""
 
     def __init__(self, shape: LinearShape | HeadShape, make: Operands, pool: int) -> None:
         fp8 = shape.dtype == "e4m3"
@@ -122,31 +122,31 @@ class Factors:
         self.w_scale = make.fp32(shape.N, seed=4, low=-4, high=4).abs() + 0.1 if fp8 else None
 
     def rows(self, first: int, rows: int) -> "Activation":
-        """Some rows of x, with their scales."""
+        """x[:, first:first + rows] with its scales."""
         from ....kernels.layout import Activation
 
         part = slice(first, first + rows)
         scale = self.x_scale[part] if self.x_scale is not None else None
         if scale is not None and first:
-            scale = scale.clone()  # a slice that starts off 16 bytes is refused
+            scale = scale.clone()  # aligned to 16 bytes again
         return Activation(self.x[:, part], scale)
 
     def linear(self, copy: int, bias: "torch.Tensor | None" = None) -> "Weights":
-        """One copy of the weights."""
+        """One copy of w, with scales and bias."""
         from ....kernels.layout import Weights
 
         return Weights(self.weights[copy], self.w_scale, bias)
 
 
 def around(chunk: int, sizes: Sizes) -> list[int]:
-    """Lengths around the edges of chunks, as far as the cache goes."""
+    """Lengths around chunk edges that fit the cache."""
     edges = [0, *(n * chunk + d for n in (1, 2, 8) for d in (-5, -1, 0, 1))]
     return [n for n in edges if 0 <= n <= sizes.capacity - sizes.rows]
 
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory that is allocated in here holds NaN, or the greatest integer, until it is written."""
+    """Memory allocated in this context holds NaN, or the largest integer, until it is written."""
     import torch
 
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,9 +1,8 @@
-"""The full model for the gate: the decoder's GPU backend with candidates in place, in the worker that may die.
+"""The full model for the gate: the decoder's GPU backend with candidates in place, in the worker process.
 
-The only file of the tuner that knows the decoder. Prompts are token ids from an integer hash, of lengths that pass chunk
-edges: they need no tokenizer, and random weights take anything. SD and SSD run with a scripted drafter, which proposes AR's
-tokens up to a scripted point and then a wrong one, so that every number of accepted tokens occurs.
-"""
+The tuner's only import of the decoder. Prompts are token ids from an integer hash, which need no tokenizer; their lengths cross
+chunk edges. SD and SSD run with a scripted drafter: it proposes AR's tokens up to a scripted position, then a wrong one, and
+covers every number of accepted tokens."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,15 +31,15 @@ PROMPT_LENGTHS = (17, 100, 250, 510, 1000, 2040)
 NEW_TOKENS = 48  # of each prompt in the token check
 TIMED_PROMPT, TIMED_TOKENS = 128, 96  # of one timed request
 DRAFT_LENGTH = 4
-ACCEPTED = (2, 0, 4, 1, 3)  # drafted tokens that are right, round by round
+ACCEPTED = (2, 0, 4, 1, 3)  # correct draft tokens, round by round
 CAPACITY = 4096
-WALL_SECONDS = 180  # of one task: weights are made, graphs captured, kernels compiled that a partial bundle lacks
-FIRST_ID = 100  # below are a tokenizer's bytes and marks
+WALL_SECONDS = 180  # per task: makes weights, captures graphs, compiles kernels that a partial bundle lacks
+FIRST_ID = 100  # lower ids are often special tokens
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model to load: by shape name with random weights, or weights by path."""
+    """A model to load: a shape's name with random weights, or weights by path."""
 
     model: str
     weights: str
@@ -49,7 +48,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """words: as in tasks.CheckTask. new is empty if tokens are asked for."""
+    """Tokens under `old`, or times of `old` against `new`. words: as in tasks.CheckTask. new: empty in a task for tokens."""
 
     bundle: str
     words: str
@@ -77,14 +76,14 @@ class GpuProbe:
         self.known: dict[Chosen, Tokens] = {}
 
     def tokens(self, schedules: Mapping[str, Schedule]) -> Tokens:
-        """As DecoderProbe; the same schedules are asked once."""
+        """As DecoderProbe, with a cache by schedules."""
         chosen = _ordered(schedules)
         if chosen not in self.known:
             self.known[chosen] = self._ask(tokens_task, self._task(chosen))
         return self.known[chosen]
 
     def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule], repeats: int) -> Times:
-        """As DecoderProbe; nothing if the decoder's own kernels have the same schedules."""
+        """As DecoderProbe; empty if the decoder would run the same schedules."""
         if _ordered(old) == _ordered(new):
             return {}
         return self._ask(time_task, self._task(_ordered(old), _ordered(new), repeats))
@@ -95,25 +94,25 @@ class GpuProbe:
     def _ask(self, function: Callable[[ProbeTask], Answer[T]], task: ProbeTask) -> T:
         result = self.worker.ask(function, task, WALL_SECONDS)
         if isinstance(result, pool.Died):
-            raise GpuError(f"the decoder died with these schedules in place: {self.worker.words_of(result)}",
-                           expected="a decoder that runs", action="try its kernels alone: tune-kernels --on-gpu --kernel NAME")
+            raise GpuError(f"the decoder crashed with these schedules in place: {self.worker.words_of(result)}",
+                           expected="a decoder that runs", action="tune one kernel alone: tune-kernels --on-gpu --kernel NAME")
         return result
 
 
 def _ordered(schedules: Mapping[str, Schedule]) -> Chosen:
-    """Those of the decoder's own kernels: lm_head_logits runs under lm_head's."""
+    """The schedules of kernels that the decoder looks up: lm_head_logits runs under lm_head's."""
     from ....decoder.selection import KERNELS
 
     return tuple((k, schedules[k]) for k in KERNELS if k in schedules)
 
 
 def tokens_task(task: ProbeTask) -> Answer[Tokens]:
-    """{mode: tokens of each prompt}."""
+    """Tokens of each prompt, by mode."""
     return at_work(task.words, lambda: tokens_of(decoder_of(task.bundle, task.loaded, task.old)))
 
 
 def time_task(task: ProbeTask) -> Answer[Times]:
-    """{mode: [(old, new) us per token]}, old and new in turns and in alternating order."""
+    """(old, new) us per token, by mode; old and new take turns, in alternating order."""
     def work() -> Times:
         old, new = (decoder_of(task.bundle, task.loaded, schedules) for schedules in (task.old, task.new))
         return times_of(old, new, task.repeats)
@@ -123,7 +122,7 @@ def time_task(task: ProbeTask) -> Answer[Times]:
 
 @lru_cache(maxsize=2)
 def decoder_of(bundle: str, loaded: Loaded, schedules: Chosen) -> "Decoder":
-    """A decoder with these schedules in place, its kernels from the bundle. Raises LoadError."""
+    """A decoder under these schedules, with kernels from the bundle. Raises LoadError."""
     from ....decoder import Decoder
 
     install(bundle)
@@ -133,7 +132,7 @@ def decoder_of(bundle: str, loaded: Loaded, schedules: Chosen) -> "Decoder":
 
 
 def prompt_of(length: int, vocabulary: int) -> list[int]:
-    """Token ids from a hash."""
+    """`length` token ids from a hash, from FIRST_ID to vocabulary - 1."""
     return [FIRST_ID + int(v) % (vocabulary - FIRST_ID) for v in hashed(length, length)]
 
 
@@ -146,7 +145,7 @@ def _request(decoder: "Decoder", mode: str, prompt: list[int], new_tokens: int, 
 
 
 def tokens_of(decoder: "Decoder") -> Tokens:
-    """Tokens of every prompt in every mode, in at most NEW_TOKENS each."""
+    """At most NEW_TOKENS tokens of every prompt in every mode."""
     found: Tokens = {"ar": [], "sd": [], "ssd": []}
     for length in PROMPT_LENGTHS:
         prompt = prompt_of(length, decoder.model.vocab_limit)
@@ -157,7 +156,7 @@ def tokens_of(decoder: "Decoder") -> Tokens:
 
 
 def times_of(old: "Decoder", new: "Decoder", repeats: int) -> Times:
-    """Times of old and new in turns, without pairs that throttling spoilt."""
+    """(old, new) us per token, by mode, without throttled pairs. repeats: pairs per mode."""
     prompt = prompt_of(TIMED_PROMPT, old.model.vocab_limit)
     reference = {id(d): list(_request(d, "ar", prompt, TIMED_TOKENS).token_ids) for d in (old, new)}
     found: Times = {"ar": [], "sd": []}
@@ -171,7 +170,7 @@ def times_of(old: "Decoder", new: "Decoder", repeats: int) -> Times:
 
 
 def _token_us(decoder: "Decoder", mode: str, prompt: list[int], reference: Sequence[int]) -> float:
-    """Decode time of a request, in us for each token that it emitted. A request returns when its tokens are here."""
+    """Decode time of a request, in us per emitted token. A request is synchronous."""
     started = time.perf_counter()
     stats = _request(decoder, mode, prompt, TIMED_TOKENS, reference).stats
     return float((time.perf_counter() - started - stats.prefill_s) / max(1, stats.emitted) * 1e6)

@@ -1,5 +1,5 @@
-"""Work in a process that may die, by a candidate's fault alone. An illegal access breaks the CUDA context for good: the worker
-writes a record of it and exits, and the next one starts afresh."""
+"""Work in a process that a candidate may kill. An illegal memory access breaks the CUDA context for good: the worker notes the
+error and exits, and a new one takes its place."""
 
 import contextlib
 import os
@@ -15,11 +15,12 @@ from .calls import count_calls
 from .tasks import Answer
 
 T = TypeVar("T")
-CRASHED = 70  # a worker's exit code after it wrote its last words
+CRASHED = 70  # a worker's exit code after it noted its error
 
 
 def at_work(words: str, work: Callable[[], T], name: str = "") -> Answer[T]:
-    """The result of `work`, with the calls it made. Raises UserErrors as they are; after anything else the worker exits."""
+    """The result of `work`, with the calls so far. A UserError is raised; any other error ends the process. words, name: as in
+    CheckTask."""
     counter = count_calls()
     with last_words(Path(words), name):
         return Answer(work(), counter.calls, counter.process)
@@ -27,8 +28,8 @@ def at_work(words: str, work: Callable[[], T], name: str = "") -> Answer[T]:
 
 @contextlib.contextmanager
 def last_words(words: Path, name: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that notes which candidate is at work. Any error other than a user's ends the process, after it is
-    written down."""
+    """Yields a function that notes the current candidate in the file `words`. An error in the context is noted there and ends the
+    process, unless it is a UserError."""
     current = name
 
     def note(candidate: str, died_of: str = "") -> None:
@@ -48,15 +49,20 @@ def last_words(words: Path, name: str) -> Iterator[Callable[[str], None]]:
 
 @cache
 def judged(folder: str) -> dict[str, str]:
-    """SHA-256 of the cubin that was inspected, by the key of its artefact. Raises ReportError."""
+    """SHA-256 of the inspected cubin, by the key of its artefact. Raises ReportError."""
     return {v.artefact: v.facts.cubin_sha256 for v in read_report(Path(folder)).variants if v.artefact and v.facts}
 
 
 @cache
 def install(folder: str) -> None:
-    """Kernels launch from the bundle from now on, and each cubin must be the one that was inspected. A kernel that isn't in it is
-    compiled, and counted: no candidate gets so far, but a kernel of the full model may, where the bundle was made of some kernels
-    only. Raises GpuError if torch finds no GPU."""
+    """From now on kernels launch from the bundle, and each cubin must be the inspected one.
+
+    Missing artefacts are compiled, and counted. Candidates never are: require_artefact refuses them before. Kernels of the full
+    model may be, if the bundle has only some kernels.
+
+    Raises:
+        GpuError: torch finds no GPU.
+    """
     import torch
 
     from ....kernels import bundle, registry

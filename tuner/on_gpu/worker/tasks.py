@@ -1,4 +1,4 @@
-"""Tasks of the worker on the GPU, and its answers: plain values that go from process to process."""
+"""The GPU worker's tasks and answers: plain values that processes exchange."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Problem:
-    """One kernel and shape on one SKU, from one bundle. occupancies: tokens in the cache when attention and merge are timed."""
+    """One kernel and shape on one SKU. bundle: the folder of its artefacts. occupancies: tokens in the cache when attention and
+    merge are timed."""
 
     kernel: str
     shape: KernelShape
@@ -25,7 +26,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class CheckTask:
-    """words: the file in which the worker writes which candidate it is at."""
+    """One candidate to check. words: the file in which the worker notes its current candidate."""
 
     problem: Problem
     name: str
@@ -35,8 +36,8 @@ class CheckTask:
 
 @dataclass(frozen=True)
 class TimeTask:
-    """rounds of one sample each. words: as in CheckTask; serial: wait after each sample and write whose it is, to find which
-    candidate kills."""
+    """Candidates to time, in rounds of one sample each. words: as in CheckTask. serial: synchronise after each sample, which
+    identifies a candidate that kills the worker."""
 
     problem: Problem
     candidates: tuple[tuple[str, Schedule], ...]
@@ -49,7 +50,8 @@ class TimeTask:
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """A task's result, the calls of compiler and assemblers in its process so far, and which process it was."""
+    """A task's result, with its process's name and calls so far. first_sample: time of the first sample, seconds since the
+    epoch."""
 
     value: T
     calls: Calls

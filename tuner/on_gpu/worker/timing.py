@@ -1,4 +1,4 @@
-"""Times of several candidates in turns, on the GPU in a worker that may die."""
+"""Times several candidates in turns. Runs in the worker on the GPU."""
 
 import gc
 import math
@@ -24,16 +24,15 @@ from .tasks import Answer, Problem, TimeTask
 if TYPE_CHECKING:
     import torch
 
-SAMPLE_US = 400  # a sample's launches last at least so long: an event resolves 0.5 us
-STATE_SECONDS = 0.02  # between looks at clocks and throttling: short rounds share one
-Note = Callable[[str], None]  # writes down which candidate is at work
+SAMPLE_US = 400  # minimum duration of a sample: an event resolves 0.5 us
+STATE_SECONDS = 0.02  # between readings of clocks and throttling: short rounds share one
+Note = Callable[[str], None]  # notes the current candidate
 
 
 @dataclass
 class Bench:
-    """The operands of one problem, and a graph for each schedule that was timed, kept between tasks.
-
-    copies: of the large operands; launches: in a graph."""
+    """The case of one problem and the graphs of its timed candidates, kept between tasks. copies: of the large operands.
+    launches: per graph."""
 
     case: Case[Schedule]
     copies: int
@@ -41,11 +40,11 @@ class Bench:
     graphs: dict[tuple[str, Schedule], "torch.cuda.CUDAGraph"] = field(default_factory=dict)
 
     def graph(self, name: str, schedule: Schedule) -> "torch.cuda.CUDAGraph":
-        """Launches of one candidate, on one copy after another. Two names of one schedule have a graph each."""
+        """One candidate's launches, on one copy after another. Each name has its own graph, even for equal schedules."""
         import torch
 
         if (name, schedule) not in self.graphs:
-            for copy in range(min(self.copies, 2)):  # loads the module, which can't be done while capturing
+            for copy in range(min(self.copies, 2)):  # loads the module, which a capture can't do
                 self.case.timed(schedule, copy)
             torch.cuda.synchronize()
             self.graphs[name, schedule] = _captured(lambda i: self.case.timed(schedule, i % self.copies), self.launches)
@@ -53,8 +52,8 @@ class Bench:
 
 
 def _captured(launch: Callable[[int], None], launches: int) -> "torch.cuda.CUDAGraph":
-    """A graph of launch(0), launch(1), ... Without torch.cuda.graph, which empties the allocator's cache each time; without
-    garbage collection, which could free memory that a capture may not touch."""
+    """A graph of launch(0), launch(1), ... torch.cuda.graph isn't used because it empties the allocator's cache. Garbage
+    collection is off because it could free memory, which a capture forbids."""
     import torch
 
     made = torch.cuda.CUDAGraph()
@@ -73,7 +72,7 @@ def _captured(launch: Callable[[int], None], launches: int) -> "torch.cuda.CUDAG
 
 
 def measure(task: TimeTask) -> Answer[Batch]:
-    """Samples of several candidates in turns. A sample is the time of one launch, averaged over those of a graph."""
+    """Samples of several candidates in turns. A sample is the mean time per launch of one graph, in us."""
     import torch
 
     counter = count_calls()
@@ -93,7 +92,7 @@ def measure(task: TimeTask) -> Answer[Batch]:
 
 
 def rounds_of(task: TimeTask, bench: Bench, note: Note) -> tuple[dict[str, list[float]], list[State]]:
-    """(us of each candidate in each round, the GPU's state in each). A round is queued whole, so that the GPU never waits for
+    """(us per launch by candidate, [rounds]; the GPU's state, [rounds]). A whole round is queued at once: the GPU never waits for
     Python between samples."""
     import torch
 
@@ -104,7 +103,7 @@ def rounds_of(task: TimeTask, bench: Bench, note: Note) -> tuple[dict[str, list[
     states: list[State] = []
     read_at = time.time()
     for index in range(-1, task.rounds):  # round -1 warms up
-        graphs[names[0]].replay()  # busy while the round is queued, so that no sample holds launch latency
+        graphs[names[0]].replay()  # keeps the GPU busy while the round is queued: samples have no launch latency
         for name in round_order(names, task.seed, index):
             if task.serial:
                 note(name)
@@ -128,7 +127,7 @@ def rounds_of(task: TimeTask, bench: Bench, note: Note) -> tuple[dict[str, list[
 
 @lru_cache(maxsize=1)
 def bench_of(problem: Problem) -> Bench:
-    """Operands of one problem, on the GPU. Only the last problem's are kept."""
+    """The bench of one problem. Only the last problem's is kept."""
     size = read_bytes(problem.shape, load_recipe(problem.recipe).kv_chunk, problem.occupancies)
     copies = copies_of(problem)
     at_least = math.ceil(SAMPLE_US / (size / load_sku(problem.target).peak_tb_s / 1e6 + 1))

@@ -1,8 +1,7 @@
-"""Values for probes and timings, from an integer hash in numpy: the same on every machine and with every library version.
+"""Values for probes and timings, from an integer hash in numpy: equal on every machine and with every library version.
 
-A large operand repeats one block of PERIOD values, a prime, so that no two of its rows are equal. `wide` values span many
-exponents, so that another order of a sum shows in its bits; `normal` ones are bell-shaped, so that an error relative to the
-root mean square means something.
+A large operand repeats one block of PERIOD values. PERIOD is prime: no two rows are equal. `wide` values span many exponents: a
+change of a sum's order changes its bits. `normal` values are bell-shaped, as relative RMS errors need them.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ E4M3_NAN = (0x7F, 0xFF)
 
 
 def hashed(count: int, seed: int) -> np.ndarray:
-    """[count] uint32: a finaliser of full avalanche over index and seed (Mueller's `hash32`; Steele's SplitMix order)."""
+    """[count] uint32: a full-avalanche hash of index and seed (Mueller's `hash32`, in SplitMix order)."""
     x = np.arange(count, dtype=np.uint32) + np.uint32((seed * 0x9E3779B9) & 0xFFFFFFFF)
     for factor in (0x45D9F3B, 0x45D9F3B):
         x = (x ^ (x >> np.uint32(16))) * np.uint32(factor)
@@ -25,13 +24,13 @@ def hashed(count: int, seed: int) -> np.ndarray:
 
 
 def normal(count: int, seed: int) -> np.ndarray:
-    """[count] fp32, mean 0 and variance 1: four bytes of one hash, added and scaled."""
+    """[count] fp32 of mean 0 and variance 1: the scaled sum of a hash's four bytes."""
     total = hashed(count, seed).view(np.uint8).reshape(count, 4).astype(np.float32).sum(1)
     return (total - np.float32(4 * 127.5)) / np.float32(2 * 73.9)  # 73.9: standard deviation of a uniform byte
 
 
 def wide(count: int, seed: int, low: int, high: int) -> np.ndarray:
-    """[count] fp32 of either sign, exponents evenly from `low` up to `high`, mantissas of 7 bits as bf16 has."""
+    """[count] fp32 of either sign, exponents uniform in [low, high), mantissas of 7 bits as in bf16."""
     bits = hashed(count, seed)
     exponent = ((bits >> np.uint32(8)) % np.uint32(high - low) + np.uint32(low + 127)).astype(np.uint32)
     sign, mantissa = bits & np.uint32(1), bits >> np.uint32(1) & np.uint32(127)
@@ -40,14 +39,14 @@ def wide(count: int, seed: int, low: int, high: int) -> np.ndarray:
 
 
 def wide_e4m3(count: int, seed: int) -> np.ndarray:
-    """[count] bytes of e4m3: every finite value equally often, which is every exponent equally often."""
+    """[count] bytes of e4m3, uniform over the finite values, and so over the exponents."""
     values = (hashed(count, seed) >> np.uint32(7)).astype(np.uint8)
     values[np.isin(values, E4M3_NAN)] ^= 1
     return values
 
 
 def fill(block: np.ndarray, shape: tuple[int, ...], dtype: "torch.dtype", device: str) -> "torch.Tensor":
-    """A tensor of `shape` that repeats a block of values; bytes are taken as `dtype` is stored."""
+    """A tensor of `shape` that repeats `block`. Bytes are reinterpreted as `dtype`, floats converted to it."""
     import torch
 
     size = int(np.prod(shape))

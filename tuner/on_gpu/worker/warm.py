@@ -1,4 +1,4 @@
-"""Imports of a worker on the GPU, made before it is forked. CUDA itself is begun in each worker."""
+"""Imports of a GPU worker, done before the fork. CUDA is initialised in each worker."""
 
 import torch
 
