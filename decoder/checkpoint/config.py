@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...shapes.errors import ShapeError
-from ...shapes.fields import Table, read_table
+from ...shapes.fields import Fields, Table, read_table
 from ...shapes.model import ModelShape, load_model_shape
 from ..errors import LoadError
+from .fp8 import check_quantisation
 from .rope import frequencies
 from .switches import HARMLESS, READ, SWITCHES, check_switches
 
@@ -23,11 +24,13 @@ MISTRAL_WINDOW = 4096  # of a configuration that names none, in transformers
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """shape; eos_ids, any of which ends a request; notes: settings of the model's own that greedy decoding here ignores."""
+    """shape; eos_ids, any of which ends a request; notes: settings of the model's own that greedy decoding here ignores;
+    stores_fp8: projections are e4m3 in the file."""
 
     shape: ModelShape
     eos_ids: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    stores_fp8: bool = False
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -44,14 +47,15 @@ def load_config(folder: Path) -> ModelConfig:
         shape = load_model_shape(str(path))
     except ShapeError as e:
         raise LoadError(e.found, expected=e.expected, action=e.action) from None
-    check_switches(table, str(path), READ | SIZES[shape.architecture], SWITCHES, HARMLESS)
+    stores_fp8 = check_quantisation(Fields(table, str(path), LoadError))
+    check_switches(table, str(path), READ | SIZES[shape.architecture] | {"quantization_config"}, SWITCHES, HARMLESS)
     if shape.architecture == "mistral" and "sliding_window" not in table:
         raise LoadError(f"{path}: sliding_window is missing, which means {MISTRAL_WINDOW:,} tokens: sliding-window attention is "
                         "not supported", expected="sliding_window null, as in Mistral-7B v0.2 and later")
     frequencies(shape)
     generation_path = folder / "generation_config.json"
     generation = read_table(generation_path, LoadError) if generation_path.is_file() else {}
-    return ModelConfig(shape, _eos_ids(generation, table, path), _notes(generation))
+    return ModelConfig(shape, _eos_ids(generation, table, path), _notes(generation), stores_fp8)
 
 
 def _eos_ids(generation: Table, config: Table, path: Path) -> frozenset[int]:

@@ -1,8 +1,9 @@
-"""Hugging Face's implementation of a checkpoint's architecture, filled with the checkpoint's own tensors."""
+"""Hugging Face's implementation of a checkpoint's architecture, with the checkpoint's own tensors, FP8 ones dequantised."""
 
 from typing import TYPE_CHECKING
 
 from ..errors import LoadError
+from .fp8 import dequantised
 from .loader import Checkpoint
 from .weights import HEAD
 
@@ -27,7 +28,7 @@ def hugging_face_from_tensors(checkpoint: Checkpoint) -> "PreTrainedModel":
         tie_word_embeddings=shape.tie_embeddings, max_position_embeddings=shape.max_position, rope_parameters=rope,
         sliding_window=None)
     model = AutoModelForCausalLM.from_config(config)
-    missing, unexpected = model.load_state_dict(checkpoint.tensors, strict=False)
+    missing, unexpected = model.load_state_dict(dequantised(checkpoint.tensors), strict=False)
     if unexpected or set(missing) - {HEAD}:
         raise LoadError(f"Hugging Face's model lacks {missing} and doesn't know {unexpected}",
                         expected="the same tensors by the same names")

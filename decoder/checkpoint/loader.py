@@ -10,6 +10,7 @@ from ...shapes.fields import read_fields, shown
 from ...shapes.model import ModelShape, load_model_shape
 from ..errors import LoadError
 from .config import ModelConfig, config_for_shape, load_config
+from .fp8 import take_scales
 from .gguf import SMOLLM2_PACKAGE, find_smollm2, load_gguf
 from .weights import Tensors, check_tensors, drop_ignorable, expected_tensors, random_tensors
 
@@ -97,7 +98,10 @@ def load_checkpoint(weights: StrPath, model: StrPath | ModelShape | None, device
         drop_ignorable(tensors, config.shape, str(path))
     if config.shape.architecture == "eagle3":
         raise LoadError(f"{path}: an EAGLE-3 drafter, not a model", action="pass it as the drafter of its target")
-    check_tensors(tensors, expected_tensors(config.shape), str(path))
+    expected = expected_tensors(config.shape)
+    if config.stores_fp8:
+        expected |= take_scales(tensors, expected, path)
+    check_tensors(tensors, expected, str(path))
     return Checkpoint(config, tensors, f"path:{path.name}", path)
 
 

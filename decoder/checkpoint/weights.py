@@ -15,6 +15,7 @@ from ..errors import LoadError
 Tensors = dict[str, torch.Tensor]
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SCALE = "_scale"  # NAME_scale [N] fp32 beside an e4m3 NAME [N, K]
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # buffers that old checkpoints saved; recomputed from the configuration
 
 
@@ -60,6 +61,8 @@ def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
                             expected=f"the {len(expected)} tensors of the architecture and nothing else",
                             action="use a model without it; a tensor is never dropped in silence")
     for name, tensor in found.items():
+        if name + SCALE in found:
+            continue  # e4m3, checked with its scales
         if tensor.dtype not in FLOATS:
             raise LoadError(f"{where}: tensor {name} is {tensor.dtype}", expected=" or ".join(str(kind) for kind in FLOATS[:3]),
                             action="use the checkpoint that isn't quantised: a recipe quantises at load")
@@ -109,6 +112,16 @@ def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
+
+
+def pop_linear(tensors: Tensors, prefix: str, names: Iterable[str],
+               bias: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(w [N, K], bias [N] or None, scale [N] or None) of the named projections as one linear. scale: of e4m3 weights. They leave
+    the dictionary: each is used once."""
+    weights = [f"{prefix}{name}.weight" for name in names]
+    scales = [name + SCALE for name in weights]
+    return (pop_stacked(tensors, weights), pop_stacked(tensors, [f"{prefix}{name}.bias" for name in names]) if bias else None,
+            pop_stacked(tensors, scales) if scales[0] in tensors else None)
 
 
 def pop_stacked(tensors: Tensors, names: Iterable[str]) -> torch.Tensor:

@@ -44,12 +44,13 @@ def fake_quantise_activations(x: torch.Tensor) -> torch.Tensor:
 
 class FakeQuantisedLinear(nn.Module):
     """y = x @ w.T + bias with both operands fake-quantised, in fp32 (fp64 where x is fp64), rounded to x's type at the
-    end."""
+    end. stored: the weights were e4m3 in the checkpoint and stay as they are."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, stored: bool = False) -> None:
         super().__init__()
         # A plain tensor, no parameter, so that it keeps its type when the model's changes.
-        self.weight = fake_quantise_weights(linear.weight.detach().float())
+        wide = linear.weight.detach().float()
+        self.weight = wide if stored else fake_quantise_weights(wide)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,10 +60,10 @@ class FakeQuantisedLinear(nn.Module):
         return (y if self.bias is None else y + self.bias.to(wide)).to(x.dtype)
 
 
-def replace_projections(model: nn.Module) -> nn.Module:
-    """Every projection of a Hugging Face Qwen2 or Llama model as a FakeQuantisedLinear; the head stays."""
+def replace_projections(model: nn.Module, stored: bool = False) -> nn.Module:
+    """Every projection of a Hugging Face model as a FakeQuantisedLinear; the head stays. stored: as there."""
     for module in model.modules():
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and name.endswith("_proj"):
-                setattr(module, name, FakeQuantisedLinear(child))
+                setattr(module, name, FakeQuantisedLinear(child, stored))
     return model

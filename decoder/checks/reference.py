@@ -55,11 +55,12 @@ BOUNDS = {
 
 
 def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> "PreTrainedModel":
-    """Hugging Face's model of a checkpoint, loaded from its file by Hugging Face; random weights are copied."""
+    """Hugging Face's model of a checkpoint, loaded from its file by Hugging Face; random weights, and those that
+    are FP8 in the file, are copied."""
     from transformers import AutoModelForCausalLM
 
     path = checkpoint.path
-    if path is not None:
+    if path is not None and not checkpoint.config.stores_fp8:
         where = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True, **where).eval()
@@ -72,7 +73,7 @@ def reference_model(checkpoint: Checkpoint, linear: str) -> "PreTrainedModel":
         return hugging_face_model(checkpoint, torch.bfloat16)
     model = hugging_face_model(checkpoint, torch.float32)
     if linear == "e4m3":  # quantised from the checkpoint's weights, not from their bf16 roundings
-        model = replace_projections(model).to(torch.bfloat16)
+        model = replace_projections(model, checkpoint.config.stores_fp8).to(torch.bfloat16)
     return model
 
 

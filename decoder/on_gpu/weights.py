@@ -9,7 +9,8 @@ from ...kernels.linear import interleave
 from ...kernels.rope import HeadNorms
 from ...schedules.recipe import Precision
 from ...shapes.model import ModelShape
-from ..checkpoint.weights import Tensors, pop_stacked
+from ..checkpoint.fp8 import scaled
+from ..checkpoint.weights import Tensors, pop_linear
 from ..on_torch.linear import quantise_weights
 
 
@@ -34,13 +35,14 @@ def token_table(w: torch.Tensor, device: torch.device) -> torch.Tensor:
     return table[1:]
 
 
-def pack(w: torch.Tensor, precision: Precision, device: torch.device, bias: torch.Tensor | None = None) -> Packed:
-    """w [N, K] and bias [N] in any float type."""
+def pack(w: torch.Tensor, precision: Precision, device: torch.device, bias: torch.Tensor | None = None,
+         scale: torch.Tensor | None = None) -> Packed:
+    """w [N, K] and bias [N] in any float type; scale [N]: of a w that is e4m3."""
     bias = None if bias is None else bias.to(device, torch.bfloat16)
     if precision.is_e4m3:
-        w_q, scale = quantise_weights(w.to(device))
+        w_q, scale = quantise_weights(w.to(device)) if scale is None else (w.to(device).contiguous(), scale.to(device))
         return Packed(w_q, scale.contiguous(), bias)
-    return Packed(w.to(device, torch.bfloat16).contiguous(), None, bias)
+    return Packed(scaled(w, scale).to(device, torch.bfloat16).contiguous(), None, bias)
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ class PackedLayer:
 def pack_layer(tensors: Tensors, prefix: str, precision: Precision, shape: ModelShape, device: torch.device) -> PackedLayer:
     """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
     def packed(*names: str, bias: bool = False, turns: bool = False) -> Packed:
-        w = pop_stacked(tensors, [f"{prefix}{name}.weight" for name in names])
-        w = interleave(w) if turns else w
-        b = pop_stacked(tensors, [f"{prefix}{name}.bias" for name in names]) if bias else None
-        return pack(w, precision, device, b)
+        w, b, scale = pop_linear(tensors, prefix, names, bias)
+        if turns:
+            w, scale = interleave(w), None if scale is None else interleave(scale)
+        return pack(w, precision, device, b, scale)
 
     def vector(name: str) -> torch.Tensor:
         return tensors.pop(f"{prefix}{name}.weight").to(device, torch.bfloat16)

@@ -11,7 +11,7 @@ import torch
 from ...schedules.recipe import Precision
 from ...shapes.model import ModelShape
 from ..checkpoint.rope import rope_table
-from ..checkpoint.weights import Tensors, pop_stacked
+from ..checkpoint.weights import Tensors, pop_linear
 from ..rows import Rows
 from .cache import append, read
 from .linear import TORCH, Linear, make_linear
@@ -89,9 +89,9 @@ def make_layer(tensors: Tensors, prefix: str, precision: Precision, shape: Model
     dtype = TORCH[precision.attention]
 
     def linear(*names: str, bias: bool = False) -> Linear:
-        w = pop_stacked(tensors, [f"{prefix}{name}.weight" for name in names]).to(device)
-        b = pop_stacked(tensors, [f"{prefix}{name}.bias" for name in names]).to(device) if bias else None
-        return make_linear(w, precision, b)
+        w, b, scale = (None if part is None else part.to(device) for part in pop_linear(tensors, prefix, names, bias))
+        assert w is not None
+        return make_linear(w, precision, b, scale)
 
     def vector(name: str) -> torch.Tensor:
         return tensors.pop(f"{prefix}{name}.weight").to(device, dtype)

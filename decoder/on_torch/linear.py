@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...schedules.recipe import Precision
+from ..checkpoint.fp8 import scaled
 from .ops import matmul, prepare, tree_sum
 
 E4M3_MAX = 448.0
@@ -88,14 +89,15 @@ class Linear:
         return (y if self.bias is None else y + self.bias).to(self.dtype)
 
 
-def make_linear(w: torch.Tensor, precision: Precision, bias: torch.Tensor | None = None) -> Linear:
-    """A projection in the recipe's precision from w [N, K] and bias [N] in any float type."""
+def make_linear(w: torch.Tensor, precision: Precision, bias: torch.Tensor | None = None,
+                scale: torch.Tensor | None = None) -> Linear:
+    """A projection in the recipe's precision from w [N, K] and bias [N] in any float type; scale [N]: of a w that is e4m3."""
     dtype = TORCH[precision.attention]
     bias = None if bias is None else bias.to(dtype)
     if precision.is_e4m3:
-        w_q, scale = quantise_weights(w)
+        w_q, scale = quantise_weights(w) if scale is None else (w, scale)
         return Linear(prepare(w_q.bfloat16(), torch.float32), w.shape[0], bias, scale, dtype)
-    return Linear(prepare(w.to(dtype), dtype), w.shape[0], bias, None, dtype)
+    return Linear(prepare(scaled(w, scale).to(dtype), dtype), w.shape[0], bias, None, dtype)
 
 
 def make_head(w: torch.Tensor, precision: Precision, drafter: bool = False) -> Linear:

@@ -51,7 +51,7 @@ def test_tensors_are_checked(tensors: dict[str, Any], message: str, tiny_folders
     ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ("llama", {"attention_bias": True}, "bias in every attention projection"),
     ("llama", {"mlp_bias": True}, "bias in the MLP"),
-    ("llama", {"quantization_config": {"bits": 4}}, "quantised already"),
+    ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method: is 'gptq'"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
     ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor: missing"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial rotary"),
