@@ -5,7 +5,7 @@ schedules, and must be row-invariant on its own. `torch` is the reference and ru
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ..schedules.promoted import PromotedSchedule
@@ -66,9 +66,6 @@ class PassProfile:
     read_ceiling_tb_s: float
     tokens: int
     rows: dict[int, list[KernelTime]]
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

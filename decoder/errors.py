@@ -1,5 +1,7 @@
-"""Errors that a user of the decoder can cause: an unsupported model, an impossible request, a failed check."""
+"""Errors that a user of the decoder can cause: an unsupported model, an invalid request, a failed check."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..shapes.errors import UserError
@@ -10,20 +12,24 @@ class DecoderError(UserError):
 
 
 class LoadError(DecoderError):
-    """Weights, a configuration or a tokenizer that are missing, wrong, unsupported or don't go together."""
+    """Weights, a configuration or a tokenizer are missing, wrong, unsupported or don't go together."""
 
 
 class RequestError(DecoderError):
-    """A request that this decoder can't serve."""
-
-
-def cannot_write(path: Path, error: OSError) -> RequestError:
-    """The user's error of a disk that refuses."""
-    return RequestError(f"{path}: {error.strerror or error}", expected="a place that can be written, with room in it",
-                        action="name another one with --out")
+    """The decoder can't serve a request."""
 
 
 class NumericsError(DecoderError):
-    """The model computed something that has no answer, such as logits that are NaN."""
+    """The model's output holds no answer, such as logits that are NaN."""
 
     exit_code = 1
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes `path`: an OSError inside becomes a RequestError."""
+    try:
+        yield
+    except OSError as e:
+        raise RequestError(f"{path}: {e.strerror or e}", expected="a place that can be written, with free space",
+                           action="name another one with --out") from None

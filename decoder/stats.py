@@ -1,22 +1,26 @@
-"""The cost of a request and the worth of its drafter. Ratios are pooled over the request, never averaged per round."""
+"""The counters and times of a request. Ratios are pooled over its rounds, never averaged per round."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..shapes.fields import Table
 
+MODES = ("ar", "sd", "ssd")
+
 
 @dataclass
 class Stats:
-    """drafted and accepted count what was verified and kept: of a round that an end cut short, the drafted tokens past the cut
-    count in neither. emitted: tokens of rounds; the first token of a request comes from the prompt's pass. drafter_faults:
-    answers of the drafter that were missing, late or wrong, and on the device drafts beside which the target had no answer;
-    warnings names the first.
+    """Of one request, or pooled over several.
 
-    Times in seconds. overlap_s: time in which drafter and target worked at once; sync_s: time the target waited for
-    the drafter's branches; host_s: Python's own work in rounds on the device, waiting not counted;
-    capture_s: graphs captured before the first round, in neither prefill_s nor decode_s.
-"""
+    drafted, accepted: tokens verified and accepted. If the end of a request cuts a round, drafted tokens past the cut count in
+    neither. emitted: tokens of rounds; the first token of a request comes from the prompt's pass. drafter_faults: missing, late
+    or wrong answers of the drafter, and on the device drafts beside which the target had no answer; `warnings` names the first.
+
+    Times in seconds. overlap_s: drafter and target both run; sync_s: the target waits for the drafter's branches; host_s: work of
+    Python in rounds on the device, without waiting; capture_s: capture of graphs before the first round, in neither prefill_s nor
+    decode_s. round_s: one entry per round.
+    """
 
     mode: str = "ar"
     prompt_tokens: int = 0
@@ -46,17 +50,17 @@ class Stats:
 
     @property
     def tokens_per_round(self) -> float:
-        """tau: counts the recovery token; 1 for AR."""
+        """tau, which counts the recovery token; 1 for AR."""
         return self.emitted / self.rounds if self.rounds else 0.0
 
     @property
     def acceptance(self) -> float:
-        """Accepted over drafted, 0..1."""
+        """Accepted over drafted tokens, 0..1."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """Rounds whose next draft was ready, of those that asked."""
+        """Branch hits over rounds that prepared branches, 0..1."""
         asked = self.branch_hits + self.branch_misses
         return self.branch_hits / asked if asked else 0.0
 
@@ -65,7 +69,7 @@ class Stats:
         return self.emitted / self.decode_s if self.decode_s else 0.0
 
     def count_round(self, drafted: int, accepted: int, kept: int) -> None:
-        """A round that accepted `accepted` of `drafted` tokens and of whose accepted + 1 tokens `kept` were emitted."""
+        """Counts a round. kept: emitted tokens, at most accepted + 1; fewer if the request ended inside the round."""
         cut = kept < accepted + 1
         self.rounds += 1
         self.emitted += kept
@@ -74,7 +78,12 @@ class Stats:
         self.accepted_per_round.append(kept if cut else accepted)
 
     def to_dict(self) -> Table:
-        """Every field, and the ratios."""
+        """Every field, and the ratios, for JSON."""
         ratios = {name: getattr(self, name) for name in
                   ("tokens_per_round", "acceptance", "hit_rate", "decode_tokens_per_s")}
         return dataclasses.asdict(self) | ratios
+
+
+def pooled(stats: Sequence[Stats]) -> Stats:
+    """The sums of the counters and times of several requests."""
+    return Stats(**{f.name: sum(getattr(s, f.name) for s in stats) for f in dataclasses.fields(Stats) if f.type in (int, float)})

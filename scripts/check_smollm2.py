@@ -13,8 +13,7 @@ from common import evaluation_prompts, parser, publish, run
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.checkpoint.loader import SMOLLM2, load_checkpoint
 from tune_kernels.decoder.checks.reference import hugging_face_model
-
-MODES = ("ar", "sd", "ssd")
+from tune_kernels.decoder.stats import MODES
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def main() -> int:
     decoder = Decoder.load(given.weights, recipe="fp32", drafter=given.drafter)
     rows, same = [], True
     for prompt in evaluation_prompts():
-        chat = [{"role": "user", "content": prompt["text"]}]
+        chat = [{"role": "user", "content": prompt.text}]
         ids = decoder.token_ids(chat)
         with torch.inference_mode():
             made = reference.generate(torch.tensor([ids]), max_new_tokens=given.tokens, do_sample=False, repetition_penalty=1.0,
@@ -49,9 +48,9 @@ def main() -> int:
             found[mode] = Compared(result.token_ids == expected, result.stats.rounds, round(result.stats.tokens_per_round, 3),
                                    round(result.stats.hit_rate, 3))
         same = same and all(c.same for c in found.values())
-        rows.append({"prompt": prompt["name"], "prompt_tokens": len(ids), "new_tokens": len(expected),
+        rows.append({"prompt": prompt.name, "prompt_tokens": len(ids), "new_tokens": len(expected),
                      **{mode: asdict(c) for mode, c in found.items()}})
-        print(f"{prompt['name']}: {len(ids)} + {len(expected)} tokens: "
+        print(f"{prompt.name}: {len(ids)} + {len(expected)} tokens: "
               + ", ".join(f"{mode} {'same' if c.same else 'DIFFERS'} in {c.rounds} rounds" for mode, c in found.items()))
     publish({"weights": decoder.source, "recipe": "fp32", "drafter": given.drafter, "tokens": given.tokens, "same": same,
              "rows": rows}, given.out)

@@ -6,9 +6,12 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tune_kernels.shapes.errors import UserError
+
+if TYPE_CHECKING:
+    from tune_kernels.decoder.bench.bench import Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,8 +46,8 @@ def cpu_model() -> str:
     return names[0].split(":")[1].strip() if names else platform.processor()
 
 
-def evaluation_prompts() -> list[dict[str, str]]:
-    """The six prompts that `verify` and `bench` use, each with name and text."""
+def evaluation_prompts() -> "tuple[Prompt, ...]":
+    """The six prompts of `bench`."""
     from tune_kernels.decoder.bench.bench import load_prompts
 
     return load_prompts(ROOT / "decoder" / "checks" / "data" / "prompts.toml", "evaluation")[0]

@@ -10,10 +10,10 @@ import statistics
 
 import torch
 from common import evaluation_prompts, parser, publish, run
-from tune_kernels.decoder.bench.naive import MODES, Naive
+from tune_kernels.decoder.bench.naive import Naive
 from tune_kernels.decoder.checkpoint.loader import SMOLLM2, resolve
 from tune_kernels.decoder.request.tokenizer import load_tokenizer
-from tune_kernels.decoder.stats import Stats
+from tune_kernels.decoder.stats import MODES, Stats
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     tokenizer = load_tokenizer(resolve(given.weights))
     runs: dict[str, list[tuple[Stats, bool]]] = {mode: [] for mode in MODES}
     for prompt in evaluation_prompts():
-        ids = tokenizer.encode_chat([{"role": "user", "content": prompt["text"]}])
+        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
         expected: list[int] = []
         for mode in MODES:
             made, stats = naive.run(mode, ids, given.tokens, given.draft_length)

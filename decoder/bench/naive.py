@@ -1,9 +1,9 @@
-"""The three decoders in their simplest form, on Hugging Face's growing cache, for comparison.
+"""AR, SD and SSD in their simplest form, on Hugging Face's model and growing cache, for comparison.
 
-Nothing here is row-invariant and nothing is fixed: the cache grows by concatenation and is cropped on a rejection, a
-drafter is a loop of one-token forward passes or a search through the text, and SSD runs it in a thread, for the one
-outcome in which all is accepted. So SD and SSD may emit other tokens than AR, above all in bf16; how often is shown. It
-shares no code with the decoder but the loading of weights, and knows no ends: it makes as many tokens as it is asked for.
+Nothing here is row-invariant. The cache grows by concatenation and is cropped after a rejection. A drafter is a loop of one-token
+passes or a search through the text. SSD runs it in a thread, for the full accept alone. So SD and SSD may emit other tokens than
+AR, above all in bf16. This module shares the loading of weights with the decoder, and nothing else. It ignores end ids and makes
+as many tokens as requested.
 """
 
 import time
@@ -15,17 +15,16 @@ import torch
 from ...shapes.model import ModelShape
 from ..checkpoint.loader import load_checkpoint
 from ..checks.reference import hugging_face_model
-from ..stats import Stats
+from ..stats import MODES, Stats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LOOKUP = 2  # tokens whose last occurrence the n-gram drafter looks for
-MODES = ("ar", "sd", "ssd")
+LOOKUP = 2  # tokens of the n-gram drafter's key
 
 
 class Sequence:
-    """One model's growing cache; `seconds` spent in the model."""
+    """A model with its growing cache. seconds: time spent in the model."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         from transformers import DynamicCache
@@ -33,7 +32,7 @@ class Sequence:
         self.model, self.cache, self.seconds = model, DynamicCache(config=model.config), 0.0
 
     def feed(self, tokens: list[int]) -> list[int]:
-        """The winning token after each of `tokens`."""
+        """Appends `tokens`. Returns the winning token after each of them."""
         started = time.perf_counter()
         with torch.inference_mode():
             ids = torch.tensor([tokens], device=self.model.device)
@@ -52,11 +51,11 @@ class Draft(Protocol):
     """Proposes tokens for one request."""
 
     def propose(self, tokens: list[int], length: int) -> list[int]:
-        """`length` tokens that may follow `tokens`, the whole text so far."""
+        """`length` tokens that may follow `tokens`, the whole sequence so far."""
 
 
 class ModelDraft:
-    """A model's own continuation."""
+    """A drafter that is a model."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self.sequence = Sequence(model)
@@ -72,7 +71,7 @@ class ModelDraft:
 
 
 class LookupDraft:
-    """The continuation of the last occurrence of the final LOOKUP tokens; without one, the last token, repeated."""
+    """The continuation of the last earlier occurrence of the final LOOKUP tokens, filled up with the last token repeated."""
 
     def propose(self, tokens: list[int], length: int) -> list[int]:
         """See Draft.propose."""
@@ -83,7 +82,7 @@ class LookupDraft:
 
 
 def autoregressive(model: "PreTrainedModel", prompt: list[int], limit: int) -> tuple[list[int], Stats]:
-    """(`limit` new tokens, their stats)."""
+    """AR: (`limit` new tokens, their stats)."""
     sequence = Sequence(model)
     tokens = [sequence.feed(prompt)[-1]]
     stats = Stats(mode="naive-ar", prompt_tokens=len(prompt), prefill_s=sequence.seconds)
@@ -97,7 +96,7 @@ def autoregressive(model: "PreTrainedModel", prompt: list[int], limit: int) -> t
 
 def speculative(model: "PreTrainedModel", drafter: Draft, prompt: list[int], limit: int, length: int,
                 worker: ThreadPoolExecutor | None = None) -> tuple[list[int], Stats]:
-    """SD; or SSD with `worker`, a thread that drafts on for the outcome in which all is accepted."""
+    """SD, or SSD with `worker`, a thread that drafts for the full accept: (`limit` new tokens, their stats). length: K."""
     target = Sequence(model)
     tokens, end = [*prompt, target.feed(prompt)[-1]], len(prompt) + limit
     stats = Stats(mode="naive-ssd" if worker else "naive-sd", prompt_tokens=len(prompt), prefill_s=target.seconds)
@@ -122,11 +121,15 @@ def speculative(model: "PreTrainedModel", drafter: Draft, prompt: list[int], lim
 
 
 class Naive:
-    """A model with its drafter, on one device in one type. `drafter`: `ngram`, weights, or None for the model itself."""
+    """A model with its drafter, on one device in one type."""
 
     def __init__(self, weights: str, shape: str | ModelShape | None, drafter: str | None, dtype: torch.dtype,
                  device: torch.device) -> None:
-        """Raises LoadError for weights that can't be loaded; an EAGLE-3 drafter has no simple form here."""
+        """drafter: `ngram`, weights, or None for the model itself.
+
+        Raises:
+            LoadError: weights that can't be loaded; an EAGLE-3 drafter, which isn't supported here.
+        """
         self.dtype_name = str(dtype).removeprefix("torch.")
         self.model = self._load(weights, shape, dtype, device)
         self.lookup = drafter == "ngram"
@@ -139,7 +142,7 @@ class Naive:
         return hugging_face_model(load_checkpoint(weights, shape, torch.device("cpu")), dtype).to(device)
 
     def run(self, mode: str, prompt: list[int], limit: int, length: int) -> tuple[list[int], Stats]:
-        """`limit` tokens after the prompt in one of MODES; `length` drafted per round."""
+        """(`limit` new tokens, their stats). mode: one of MODES; length: K."""
         assert mode in MODES
         if mode == "ar":
             return autoregressive(self.model, prompt, limit)

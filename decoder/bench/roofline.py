@@ -1,10 +1,14 @@
-"""The physics of a decode step: the bytes it must read, the time that takes, and what SD and SSD can make of it.
+"""The roofline of a decode step: the bytes that it reads, the time to read them, and the rates of AR, SD and SSD.
 
-A step at batch 1 reads every weight once and the keys and values of the context; it can't be faster than those bytes
-over the memory's bandwidth. Equations (Leviathan et al. 2023; Kumar, Dao, May): tau = (1 - a^(K+1)) / (1 - a)
-expected tokens a round for independent acceptance a; AR 1 / t_v; SD tau / (K t_d + t_v + t_o); SSD hides K t_d on a
-hit and pays it on a miss: tau / (t_v + t_o + t_sync + (1 - p) K t_d); at best SSD is (K t_d + t_v) / t_v times SD.
-Acceptance is not independent in practice: where tau was measured, use it.
+A step at batch 1 reads every weight once, and the keys and values of the context. Those bytes over the memory's bandwidth are its
+floor. Equations (Leviathan et al. 2023; Kumar, Dao, May), for an independent acceptance a per token and a hit rate p:
+
+    tau = (1 - a^(K+1)) / (1 - a)                          tokens per round
+    AR  = 1 / t_v                                          tokens per second
+    SD  = tau / (K t_d + t_v + t_o)
+    SSD = tau / (t_v + t_o + t_sync + (1 - p) K t_d)       a hit hides K t_d, a miss pays it
+
+At best SSD is (K t_d + t_v) / t_v times SD. Real acceptance isn't independent: prefer a measured tau.
 """
 
 from collections.abc import Sequence
@@ -12,13 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...schedules.recipe import BYTES, Precision
-from ...shapes.fields import Table, read_table
+from ...shapes.fields import read_table
 from ...shapes.model import HeadShape, LinearShape, ModelShape
 from ..errors import RequestError
 
 
 def step_bytes(shape: ModelShape, precision: Precision, context: int = 0) -> dict[str, int]:
-    """Bytes that one step reads: projections (with one fp32 scale a channel where e4m3), head, keys and values."""
+    """Bytes that one step reads, by part: projections (e4m3 ones with an fp32 scale per channel), head, keys and values.
+
+    context: tokens in the cache.
+    """
     kernels = shape.kernel_shapes()
     projections = 0
     for name, kernel in kernels.items():
@@ -33,12 +40,12 @@ def step_bytes(shape: ModelShape, precision: Precision, context: int = 0) -> dic
 
 
 def floor_ms(read: dict[str, int], bandwidth_tb_s: float) -> float:
-    """Least time of a step in milliseconds."""
+    """The least time of a step, in milliseconds. read: bytes by part, see step_bytes."""
     return sum(read.values()) / (bandwidth_tb_s * 1e12) * 1e3
 
 
 def tokens_per_round(acceptance: float, draft_length: int) -> float:
-    """tau of a geometric acceptance, 1..K+1; counts the recovery token."""
+    """tau for an acceptance of 0..1 per token, 1..K+1. It counts the recovery token."""
     if acceptance == 1:
         return draft_length + 1.0
     return (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)
@@ -46,8 +53,8 @@ def tokens_per_round(acceptance: float, draft_length: int) -> float:
 
 @dataclass(frozen=True)
 class Times:
-    """In milliseconds: t_d a drafted token, t_v a verification, t_o the rest of a round, t_sync what a hit waits
-    for."""
+    """Milliseconds. t_d: a drafted token; t_v: a verification; t_o: the rest of a round; t_sync: the wait for branches on a
+    hit."""
 
     t_d: float
     t_v: float
@@ -57,7 +64,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one draft length. Rates in tokens a second; ratios to AR and to SD."""
+    """Rates at one draft length, in tokens per second, and their ratios."""
 
     draft_length: int
     tau: float
@@ -70,10 +77,10 @@ class Prediction:
 
 
 def predict(times: Times, draft_length: int, tau: float, hit_rate: float) -> Prediction:
-    """The three decoders' throughput.
+    """The rates of AR, SD and SSD.
 
     Raises:
-        RequestError: a time that is negative or zero where it can't be, a hit rate outside 0..1.
+        RequestError: a negative time, t_v of 0, or a hit rate outside 0..1.
     """
     if not (times.t_v > 0 and min(times.t_d, times.t_o, times.t_sync) >= 0):
         raise RequestError(f"times of {asdict(times)} ms", expected="t_v above 0 and none below 0")
@@ -87,15 +94,15 @@ def predict(times: Times, draft_length: int, tau: float, hit_rate: float) -> Pre
 
 
 def best(predictions: Sequence[Prediction], what: str = "sd") -> Prediction:
-    """The draft length with the highest rate, the shorter one among equals."""
+    """The prediction with the highest rate of `what` (ar, sd, ssd); the shorter draft length among equals."""
     return max(predictions, key=lambda p: (getattr(p, what), -p.draft_length))
 
 
 def from_bench(path: Path) -> list[Prediction]:
-    """Predictions from the file that `bench --out` wrote: for each K its measured tau, times and hit rate.
+    """Predictions from a file of `bench --out`, one per draft length, from its measured tau, times and hit rate.
 
     Raises:
-        RequestError: no such file, or none with SD rows.
+        RequestError: the file can't be read, has no SD rows, or its rounds ran on the device, which doesn't time their parts.
     """
     record = read_table(path, RequestError)
     rows = {(r["mode"], r["draft_length"]): r for r in record.get("rows", []) if r.get("kind") == "all"}
@@ -103,7 +110,7 @@ def from_bench(path: Path) -> list[Prediction]:
     for (mode, draft_length), sd in sorted(rows.items()):
         if mode == "sd":
             if not sd["t_v_ms"]:
-                raise RequestError(f"{path}: SD's rounds ran whole on the device, which doesn't time their parts",
+                raise RequestError(f"{path}: SD's rounds ran on the device, which doesn't time their parts",
                                    expected="t_v and t_d of rounds driven from Python",
                                    action="bench --backend torch, or give --t-v and --t-d")
             ssd = rows.get(("ssd", draft_length), {})
@@ -112,7 +119,3 @@ def from_bench(path: Path) -> list[Prediction]:
     if not found:
         raise RequestError(f"{path}: no SD rows", expected="a file of `bench --out` with --mode sd")
     return found
-
-
-def to_dict(prediction: Prediction) -> Table:
-    return asdict(prediction)

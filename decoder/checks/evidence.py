@@ -7,7 +7,7 @@ from pathlib import Path
 from ...schedules.promoted import PromotedSchedule
 from ...shapes.fields import Table
 from ...shapes.files import replace_text
-from ..errors import cannot_write
+from ..errors import writing
 from .check import KINDS, CheckResult
 
 SCHEMA = "tune-kernels/decoder-evidence/1"
@@ -15,8 +15,9 @@ SCHEMA = "tune-kernels/decoder-evidence/1"
 
 @dataclass
 class Evidence:
-    """Every check of a run. weights: `path:NAME` or `random:SEED`; prompts: different ones that the agreement checks decoded;
-    tokens_hash: SHA-256 of the tokens that the checks emitted; in_use: the promoted rows that `--promote` upgrades."""
+    """Every check of a run. weights: `path:NAME` or `random:SEED`; fingerprint: of the tensors; prompts: number of different
+    prompts in the agreement checks; tokens_hash: SHA-256 of the tokens that the checks emitted; not_run: skipped checks, with the
+    reason; in_use: the promoted rows that `--promote` upgrades."""
 
     weights: str
     fingerprint: str
@@ -39,7 +40,7 @@ class Evidence:
                        "passed": sum(r.kind == kind and r.passed for r in self.results)} for kind in KINDS}
 
     def to_dict(self) -> Table:
-        """As the evidence file has it."""
+        """The JSON of the evidence file."""
         return {"schema": SCHEMA, "weights": self.weights, "fingerprint": self.fingerprint, "recipe": self.recipe,
                 "backend": self.backend, "random_weights": self.weights.startswith("random:"), "passed": self.passed,
                 "checks": self.counts(), "not_run": self.not_run, "prompts": self.prompts,
@@ -47,8 +48,6 @@ class Evidence:
                 "results": [r.to_dict() for r in self.results]}
 
     def write(self, path: Path) -> None:
-        """Writes the file whole or not at all. Raises RequestError if that can't be done."""
-        try:
+        """Writes the file whole or not at all. Raises RequestError if that fails."""
+        with writing(path):
             replace_text(path, json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n", durable=True)
-        except OSError as e:
-            raise cannot_write(path, e) from None

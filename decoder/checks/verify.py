@@ -1,9 +1,9 @@
-"""`tune-kernels verify`: the three checks, counted apart, and their evidence as JSON."""
+"""`tune-kernels verify`: runs the three kinds of checks and collects their evidence."""
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from ..checkpoint.loader import load_checkpoint
 from ..checkpoint.weights import fingerprint
 from ..engine import Decoder
 from ..errors import RequestError
+from ..loading import LoadOptions
 from .agreement import Agreement
 from .check import CheckResult, Countdown, run_checks
 from .evidence import Evidence
@@ -19,45 +20,41 @@ from .quality import load_task, measure_text, task_check, text_checks
 from .reference import compare_with_reference, reference_model
 from .upgrade import require_evidence, require_promoted
 
-AGREEMENT_PROMPT = 24  # tokens of the text that the agreement checks begin with
-Report = Callable[[CheckResult, str], None]  # a result, and where the run stands, such as " (12 of 233, 40 s left)"
+AGREEMENT_PROMPT = 24  # tokens of the agreement checks' prompt
+Report = Callable[[CheckResult, str], None]  # a result, and the progress of the run, such as " (12 of 233, 40 s left)"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to verify. text: the file whose beginning is the context and whose whole is the quality text; promote: whether the
-    promoted rows in use are to have the evidence."""
+    """The model and its checks. weights, model, recipe, drafter, options: see Decoder.load; kinds: of checks; text: a file;
+    context: tokens of it in the reference check; text_tokens: tokens of it in the quality check, None for all; task: see
+    quality.load_task; promote: whether the promoted rows in use shall get the evidence."""
 
     weights: str
     model: str | None
     recipe: str
     drafter: str | None
-    backend: str | None
-    device: str | None
-    capacity: int | None
+    options: LoadOptions
     kinds: tuple[str, ...]
     text: Path
     task: Path
     context: int
     text_tokens: int | None
-    schedules: str | None = None
-    allow_untuned: bool = False
-    no_graphs: bool = False
-    drafter_device: str | None = None
     promote: bool = False
 
 
 def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evidence:
-    """Runs the plan's checks; `report` sees each result as it comes.
+    """Runs the plan's checks. report: called with each result; progress: called with the step under way.
 
     Raises:
-        LoadError, RequestError: what can't be loaded or read; a plan to promote what these checks can't prove.
+        LoadError: the model or its drafter can't be loaded.
+        RequestError: a text or task can't be read; `promote` without the checks or rows that it needs.
     """
     if plan.promote:
         require_evidence(plan.weights, plan.kinds)
     checkpoint = load_checkpoint(plan.weights, plan.model, torch.device("cpu"))
     mark = fingerprint(checkpoint.tensors)
-    decoder = load_decoder(plan, plan.recipe, plan.drafter)
+    decoder = Decoder.load(plan.weights, plan.model, plan.recipe, plan.drafter, **plan.options)
     ids = text_ids(decoder, plan)
     evidence = Evidence(decoder.source, mark, plan.recipe, decoder.model.notes.name,
                         in_use=require_promoted(decoder.model.notes) if plan.promote else ())
@@ -81,21 +78,15 @@ def verify(plan: Plan, report: Report, progress: Callable[[str], None]) -> Evide
     del checkpoint
     if "quality" in plan.kinds:
         if decoder.tokenizer is None:
-            evidence.not_run.append("quality: random weights have no tokenizer and nothing to be good at")
+            evidence.not_run.append("quality: the model has no tokenizer")
         else:
             keep(quality(decoder, plan, ids, linear, progress))
     return evidence
 
 
-def load_decoder(plan: Plan, recipe: str, drafter: str | None) -> Decoder:
-    """The plan's model under a recipe."""
-    return Decoder.load(plan.weights, model=plan.model, recipe=recipe, drafter=drafter, backend=plan.backend, device=plan.device,
-                        drafter_device=plan.drafter_device, capacity=plan.capacity, schedules=plan.schedules,
-                        allow_untuned=plan.allow_untuned, graphs=not plan.no_graphs)
-
-
 def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
-    """The text's token ids; without a tokenizer, bytes spread over the vocabulary."""
+    """The text's token ids; without a tokenizer, its bytes spread over the vocabulary. Raises RequestError if it can't be
+    read."""
     try:
         text = plan.text.read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
@@ -109,7 +100,8 @@ def text_ids(decoder: Decoder, plan: Plan) -> list[int]:
 def quality(decoder: Decoder, plan: Plan, ids: list[int], linear: str,
             progress: Callable[[str], None]) -> Iterator[CheckResult]:
     """The quality checks against an fp32 decoder of the same weights."""
-    fp32 = decoder if linear == "fp32" else load_decoder(replace(plan, backend="torch"), "fp32", None)
+    on_torch: LoadOptions = {**plan.options, "backend": "torch"}
+    fp32 = decoder if linear == "fp32" else Decoder.load(plan.weights, plan.model, "fp32", None, **on_torch)
     part = ids[:plan.text_tokens]
     countdown = Countdown(len(part) - 1)
     tally = measure_text(decoder, fp32, part, lambda done: progress(f"quality text, tokens: {countdown.step(done)}"))

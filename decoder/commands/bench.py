@@ -2,13 +2,15 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from ...shapes.files import replace_text
-from .options import DATA, MODES, Loading, load_decoder, model_options
+from ..stats import MODES
+from .options import DATA, Loading, load_decoder, model_options
 from .screen import Progress, reported, table
 
 if TYPE_CHECKING:
@@ -38,27 +40,27 @@ class Asked(Loading):
 @model_options
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), default=MODES, show_default=True)
 @click.option("--draft-length", "draft_lengths", multiple=True, type=click.IntRange(1, 15), default=(4,), show_default=True,
-              help="May be repeated: a sweep over K.")
+              help="K; may be repeated.")
 @click.option("--branches", default=4, show_default=True)
 @click.option("--scripted-tau", type=float, default=None, help="Replay the AR run at this many tokens per round; the drafter "
-              "does its work and its proposals are overwritten.")
+              "works, and the script overwrites its proposals.")
 @click.option("--prompts", type=click.Path(path_type=Path), default=DATA / "prompts.toml")
 @click.option("--set", "which", type=click.Choice(("evaluation", "tuning")), default="evaluation", show_default=True)
-@click.option("--repeats", type=click.IntRange(min=1), default=None, help="[default: the prompts file's]")
+@click.option("--repeats", type=click.IntRange(min=1), default=None, help="[default: from the prompts file]")
 @click.option("--max-new-tokens", default=64, show_default=True)
-@click.option("--naive", is_flag=True, help="Run Hugging Face's model with its growing cache in turn, for comparison.")
+@click.option("--naive", is_flag=True, help="Also run Hugging Face's model with its growing cache, for comparison.")
 @click.option("--profile", is_flag=True, help="Time each kind of kernel of a pass on its own, and the pass without it "
               "(triton backend).")
-@click.option("--long", type=click.IntRange(min=1), default=None, help="Also one AR request of this many tokens, ends ignored: "
-              "ms per token in windows of 1,024.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write the JSON there as well.")
+@click.option("--long", type=click.IntRange(min=1), default=None, help="Also time one AR request of this many tokens, ends "
+              "ignored: ms per token in windows of 1,024.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Also write the JSON to this file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @reported
 def bench(**asked: Unpack[Asked]) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
     from ..bench import bench as benchmark
     from ..drafters.load import AUTO
-    from ..errors import RequestError, cannot_write
+    from ..errors import RequestError, writing
 
     tau, lengths = asked["scripted_tau"], asked["draft_lengths"]
     if tau is not None and not 1 <= tau <= min(lengths) + 1:
@@ -71,9 +73,8 @@ def bench(**asked: Unpack[Asked]) -> None:
         raise RequestError("--profile without the triton backend", expected="a GPU, whose kernels it times")
     is_auto = asked["drafter"] == AUTO
     drafter = decoder.drafter.name if is_auto and decoder.drafter else asked["drafter"]
-    simple = "ngram" if is_auto else drafter
-    naive = benchmark.naive_baseline(decoder, asked["weights"], asked["model"], simple, asked["device"]) \
-        if asked["naive"] else None  # the naive decoders have no EAGLE-3
+    naive = benchmark.naive_baseline(decoder, asked["weights"], asked["model"], "ngram" if is_auto else drafter,
+                                     asked["device"]) if asked["naive"] else None  # the naive decoders have no EAGLE-3
     plan = benchmark.BenchPlan(prompts, asked["repeats"] or repeats, benchmark.configs(asked["modes"], lengths),
                                asked["max_new_tokens"], tau, asked["branches"])
     progress = Progress()
@@ -81,29 +82,27 @@ def bench(**asked: Unpack[Asked]) -> None:
         runs = list(benchmark.run_all(decoder, plan, progress, naive))
     finally:
         progress.done()
-    rows = [row for kind in (None, *dict.fromkeys(run.kind for run in runs)) for row in benchmark.summary(runs, kind)]
+    rows = [row for kind in (None, *dict.fromkeys(run.prompt.kind for run in runs)) for row in benchmark.summary(runs, kind)]
     different = benchmark.differing(runs)
-    windows = benchmark.long_run(decoder, prompts[0]["text"], asked["long"]) if asked["long"] else None
+    windows = benchmark.long_run(decoder, prompts[0].text, asked["long"]) if asked["long"] else None
     text = json.dumps({
         "schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": asked["recipe"], "set": asked["which"],
         "drafter": "scripted" if tau else drafter, "backend": decoder.model.notes.name,
         "device": decoder.model.notes.device, "max_new_tokens": asked["max_new_tokens"], "rows": rows,
         "naive_dtype": naive.dtype_name if naive else None, "different": different, "same": not different,
-        **({"long": windows} if windows else {}), **({"profile": profile.to_dict()} if profile else {})}, sort_keys=True)
+        **({"long": windows} if windows else {}), **({"profile": asdict(profile)} if profile else {})}, sort_keys=True)
     if not asked["as_json"]:
         show(rows, asked["which"], different, windows or [], profile)
     click.echo(text)
     if asked["out"]:
-        try:
+        with writing(asked["out"]):
             replace_text(asked["out"], text + "\n")
-        except OSError as e:
-            raise cannot_write(asked["out"], e) from None
     if different:
         sys.exit(1)
 
 
 def show(rows: "list[Row]", which: str, different: list[str], windows: "list[Window]", profile: "PassProfile | None") -> None:
-    """The tables."""
+    """Prints the figures as tables."""
     table(f"{which} prompts, medians of per-request figures",
           ("prompts", "config", "tokens/s", "with prompt", "over AR", "tau", "acceptance", "hit rate", "t_v ms", "t_d ms",
            "same"),

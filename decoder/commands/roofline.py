@@ -1,6 +1,7 @@
-"""`tune-kernels roofline`: the floor of a step, and the rates that SD and SSD can reach."""
+"""`tune-kernels roofline`: the floor of a step, and the rates of AR, SD and SSD."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -35,28 +36,28 @@ class Asked(TypedDict):
 
 @click.command()
 @click.option("--model", default="qwen2.5-7b", show_default=True, help="A shipped shape or a config.json.")
-@click.option("--drafter-model", default="qwen2.5-7b-eagle3", show_default=True, help="Shape whose step is t_d.")
-@click.option("--target", "sku", default="nvidia-b300", show_default=True, help="GPU: a SKU, its "
+@click.option("--drafter-model", default="qwen2.5-7b-eagle3", show_default=True, help="The drafter's shape, for t_d.")
+@click.option("--target", "sku", default="nvidia-b300", show_default=True, help="The GPU: a SKU, its "
               "short name (b300) or an architecture (sm_103).")
 @click.option("--recipe", default="fp8-v1", show_default=True)
 @click.option("--bandwidth", type=float, default=None, help="TB/s.  [default: the SKU's peak]")
 @click.option("--context", default=0, show_default=True, help="Tokens in the KV cache.")
 @click.option("--draft-length", "draft_lengths", multiple=True, type=click.IntRange(1, 15), default=tuple(range(1, 9)),
               show_default=True)
-@click.option("--acceptance", type=click.FloatRange(0, 1), default=0.6, show_default=True, help="Of each drafted token.")
-@click.option("--tau", type=click.FloatRange(1, 16), default=None, help="Measured tokens per round, in the place of "
+@click.option("--acceptance", type=click.FloatRange(0, 1), default=0.6, show_default=True, help="Probability per drafted token.")
+@click.option("--tau", type=click.FloatRange(1, 16), default=None, help="Measured tokens per round, in place of "
               "--acceptance; for one draft length.")
-@click.option("--hit-rate", default=1.0, show_default=True, help="Of SSD's branches.")
+@click.option("--hit-rate", default=1.0, show_default=True, help="Hit rate of SSD's branches, 0 to 1.")
 @click.option("--t-v", type=float, default=None, help="Measured ms of a verification.  [default: the floor]")
 @click.option("--t-d", type=float, default=None, help="Measured ms of a drafted token.  [default: the floor]")
 @click.option("--t-o", default=0.0, show_default=True, help="Measured ms of the rest of a round.")
 @click.option("--t-sync", default=0.0, show_default=True, help="Measured ms that SSD waits on a hit.")
-@click.option("--measured", type=click.Path(path_type=Path), default=None, help="A file of `bench --out`: tau, times and hit "
-              "rate of each K come from it.")
+@click.option("--measured", type=click.Path(path_type=Path), default=None, help="A file of `bench --out`: gives tau, times and "
+              "hit rate of each K.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @reported
 def roofline(**asked: Unpack[Asked]) -> None:
-    """The floor of a step, and the rates that SD and SSD can reach: pure arithmetic, no GPU."""
+    """Compute the floor of a decode step, and the rates of AR, SD and SSD. Needs no GPU."""
     from ...schedules.recipe import load_recipe
     from ...shapes.model import load_model_shape
     from ...shapes.target import sku_named
@@ -84,7 +85,7 @@ def roofline(**asked: Unpack[Asked]) -> None:
             "schema": "tune-kernels/roofline/1", "model": asked["model"], "target": target.name, "recipe": asked["recipe"],
             "bandwidth_tb_s": speed, "context": asked["context"], "bytes": read, "floor_ms": floor,
             "floor_tokens_per_s": 1e3 / floor, "t_v_ms": times.t_v, "t_d_ms": times.t_d,
-            "rows": [physics.to_dict(row) for row in rows], "best_sd": best["sd"], "best_ssd": best["ssd"]}, sort_keys=True))
+            "rows": [asdict(row) for row in rows], "best_sd": best["sd"], "best_ssd": best["ssd"]}, sort_keys=True))
         return
     click.echo(f"{asked['model']}, {asked['recipe']}, {asked['context']} tokens of context: {sum(read.values()) / 1e9:.2f} GB "
                "per step (" + ", ".join(f"{name} {n / 1e9:.2f}" for name, n in read.items()) + ")")

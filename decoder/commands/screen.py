@@ -1,5 +1,5 @@
-"""What a command shows: errors, tables, progress. Text from outside is never markup, and no character that a terminal can't
-encode ends a command."""
+"""The output of a command: errors, tables, progress. Foreign text is never markup, and a character that the terminal can't encode
+is escaped."""
 
 import functools
 import io
@@ -14,11 +14,11 @@ from rich.table import Table
 from ...shapes.errors import UserError
 
 P = ParamSpec("P")
-PIPE_WIDTH = 160  # columns of a table that is not on a terminal
+PIPE_WIDTH = 160  # columns of a table in a pipe
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:
-    """Prints a user's error without a traceback and exits with its code. Characters that an output can't encode are escaped."""
+    """A decorator: prints a user's error without a traceback and exits with its code."""
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -52,7 +52,7 @@ class Progress:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on a terminal; in a pipe the same with a fixed width."""
+    """Prints a table, PIPE_WIDTH columns wide in a pipe."""
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, emoji=False, highlight=False)
     shown = Table(*columns, title=title)
     for row in rows:

@@ -11,7 +11,7 @@ from .screen import reported
 
 
 class Asked(TypedDict):
-    """The values of drafters/training/settings.py."""
+    """The fields of drafters/training/settings.py: Settings."""
 
     weights: str
     out: Path
@@ -24,30 +24,29 @@ class Asked(TypedDict):
 
 @click.command("train-drafter")
 @click.option("--weights", default="smollm2", show_default=True, help="The target: Hugging Face folder, .gguf file, or smollm2.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder, or one that an interrupted run left.")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, help="Of the whole run.")
-@click.option("--draft-vocab", type=click.IntRange(min=1), default=8192, show_default=True, help="Tokens that the drafter knows: "
-              "the most frequent ones in the target's answers.")
-@click.option("--prompts", type=click.Path(path_type=Path), default=None, help="Prompts of your own, one a line; one in ten is "
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder, or that of an interrupted run.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, help="Time of the run.")
+@click.option("--draft-vocab", type=click.IntRange(min=1), default=8192, show_default=True, help="Size of the drafter's "
+              "vocabulary: the most frequent tokens of the target's answers.")
+@click.option("--prompts", type=click.Path(path_type=Path), default=None, help="A file with one prompt per line; one in ten is "
               "held out.  [default: shipped topics and tasks]")
 @click.option("--device", default=None, help="cuda, cuda:1, cpu.  [default: the first GPU]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--storage", type=click.Choice(("bf16", "int8")), default="bf16", show_default=True, help="Of the weights.")
+@click.option("--storage", type=click.Choice(("bf16", "int8")), default="bf16", show_default=True,
+              help="Type of the stored weights.")
 @click.option("--json", "as_json", is_flag=True, help="The card as one JSON object on standard output.")
 @reported
 def train_drafter(device: str | None, as_json: bool, **asked: Unpack[Asked]) -> None:
-    """Train an EAGLE-3 drafter on the target's own answers; no data set is needed. A killed run goes on where it was."""
+    """Train an EAGLE-3 drafter on the target's own answers, without a data set. Resumes an interrupted run."""
     from ..drafters.training.settings import Settings, sizes_for
     from ..drafters.training.train import refuse_cpu
     from ..drafters.training.train import train_drafter as train
-    from ..errors import cannot_write
+    from ..errors import writing
     from ..loading import torch_device
 
     settings, place = Settings(**asked), torch_device(device)
     if device is None and place.type == "cpu":
         refuse_cpu(settings)
-    try:
+    with writing(settings.out):
         card = train(settings, sizes_for(place), place, lambda line: click.echo(line, err=True))
-    except OSError as e:
-        raise cannot_write(settings.out, e) from None
     click.echo(json.dumps(dataclasses.asdict(card), sort_keys=True) if as_json else (settings.out / "card.md").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""`tune-kernels verify`: the three checks of a model under a recipe, and their evidence."""
+"""`tune-kernels verify`: checks a model under a recipe, and writes the evidence."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from .options import DATA, Loading, model_options
+from .options import DATA, Loading, load_options, model_options
 from .screen import Progress, reported, table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Asked(Loading):
-    """The values of a plan (checks/verify.py)."""
+    """The values of the command, less its outputs."""
 
     kinds: tuple[str, ...]
     text: Path
@@ -31,12 +31,12 @@ class Asked(Loading):
 @model_options
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(("agreement", "reference", "quality")),
               default=("agreement", "reference"), show_default=True, help="Checks to run; may be repeated.")
-@click.option("--text", type=click.Path(path_type=Path), default=DATA / "alice.txt", help="Context and quality text.")
+@click.option("--text", type=click.Path(path_type=Path), default=DATA / "alice.txt", help="Text of the checks.")
 @click.option("--task", type=click.Path(path_type=Path), default=DATA / "capitals.toml", help="Task of the quality check.")
 @click.option("--context", default=600, show_default=True, help="Tokens of the reference check.")
 @click.option("--text-tokens", type=int, default=None, help="Tokens of the quality text.  [default: all]")
-@click.option("--promote", is_flag=True, help="If all checks pass, make them the evidence of the promoted schedules in use, in "
-              "place of evidence from random weights; writes to --schedules, $TUNE_KERNELS_SCHEDULES or the user's folder.")
+@click.option("--promote", is_flag=True, help="If all checks pass, write them as evidence of the promoted schedules in use, in "
+              "place of evidence from random weights. Writes to --schedules, $TUNE_KERNELS_SCHEDULES or the user's folder.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/evidence.json"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The evidence as one JSON object on standard output.")
 @reported
@@ -52,8 +52,10 @@ def verify(out: Path, as_json: bool, **asked: Unpack[Asked]) -> None:
         progress(f"{result.kind}{position} {'ok  ' if result.passed else 'FAIL'} {result.name}"
                  + (f": {result.detail}" if result.detail else ""))
 
+    plan = Plan(asked["weights"], asked["model"], asked["recipe"], asked["drafter"], load_options(asked), asked["kinds"],
+                asked["text"], asked["task"], asked["context"], asked["text_tokens"], asked["promote"])
     try:
-        evidence = run(Plan(**asked), report, progress)
+        evidence = run(plan, report, progress)
     finally:
         progress.done()
     evidence.write(out)
@@ -71,6 +73,7 @@ def verify(out: Path, as_json: bool, **asked: Unpack[Asked]) -> None:
 
 
 def show_evidence(evidence: "Evidence", out: Path) -> None:
+    """Prints the counts, and every result that isn't a passed agreement check."""
     rows = [(kind, str(n["run"]), str(n["passed"])) for kind, n in evidence.counts().items()]
     marked = " (random weights: good for speed and bits, not for quality)" if evidence.weights.startswith("random:") else ""
     click.echo(f"{evidence.weights}{marked}, recipe {evidence.recipe}")
@@ -84,10 +87,11 @@ def show_evidence(evidence: "Evidence", out: Path) -> None:
 
 
 def show_promoted(evidence: "Evidence", written: Sequence[Path]) -> None:
+    """Prints the rows with new evidence, and the files written."""
     if not written:
         click.echo("not promoted: a check failed")
     for row in evidence.in_use if written else ():
-        click.echo(f"{row.kernel}: {row.schedule_id}: evidence of {evidence.weights}, before of {row.evidence.weights} "
+        click.echo(f"{row.kernel}: {row.schedule_id}: evidence of {evidence.weights}; before: {row.evidence.weights} "
                    f"({row.date})")
     for path in written:
         click.echo(f"promoted: {path}")

@@ -1,4 +1,4 @@
-"""Makes a drafter from its name, and refuses one that doesn't fit its target."""
+"""Loads a drafter by name, and refuses one that doesn't fit its target."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +19,12 @@ from .ngram import NGramDrafter
 from .shipped import shipped_drafter
 from .small_model import SmallModelDrafter
 
-AUTO = "auto"  # the name of a drafter where the user gives none
+AUTO = "auto"  # the commands' default name of a drafter
 
 
 @dataclass(frozen=True)
 class DrafterPlan:
-    """The target that a drafter serves, and its place. tokenizer: the target's; capacity: tokens of its cache."""
+    """The environment of a drafter. tokenizer: the target's; device: the drafter's; capacity: tokens of the drafter's cache."""
 
     target: Model
     tokenizer: Tokenizer | None
@@ -34,11 +34,12 @@ class DrafterPlan:
 
 
 def load_drafter(name: str, plan: DrafterPlan) -> Drafter:
-    """`auto`, see `automatic_drafter`; `ngram`; a path of a small model or an EAGLE-3 checkpoint; `random:SEED`, a model of the
-    target's own shape, or `random:SEED:SHAPE`, a model or an EAGLE-3 drafter of a named shape.
+    """A drafter by name: `auto` (see `automatic_drafter`); `ngram`; the path of a small model or an EAGLE-3 checkpoint;
+    `random:SEED`, a model of the target's shape, or `random:SEED:SHAPE`, a model or an EAGLE-3 drafter of a named shape.
 
     Raises:
-        LoadError: nothing there, or a drafter and a target that don't fit: tokenizer, vocabulary, hidden size, positions.
+        LoadError: nothing found, or tokenizer, vocabulary, hidden size or positions don't fit the target.
+        NotPromoted: see select_schedules.
     """
     if name == AUTO:
         return automatic_drafter(plan)
@@ -54,7 +55,7 @@ def load_drafter(name: str, plan: DrafterPlan) -> Drafter:
 
 
 def automatic_drafter(plan: DrafterPlan) -> Drafter:
-    """The drafter that ships for this very target, where its kernels have schedules here; else n-gram."""
+    """The drafter that ships for this target, if its kernels have promoted schedules on the device; else n-gram look-up."""
     found = shipped_drafter(plan.target.shape, plan.tokenizer)
     try:
         return NGramDrafter() if found is None else load_drafter(str(found), plan)
@@ -63,7 +64,7 @@ def automatic_drafter(plan: DrafterPlan) -> Drafter:
 
 
 def random_shape(name: str, target: Model) -> tuple[str, ModelShape | None]:
-    """(weights, shape) of `random:SEED` or `random:SEED:SHAPE`; (name, None) of a path."""
+    """(weights, shape) for `random:SEED` or `random:SEED:SHAPE`; (name, None) for a path."""
     if not name.startswith(RANDOM):
         return name, None
     seed, _, shape = name.removeprefix(RANDOM).partition(":")
@@ -71,7 +72,7 @@ def random_shape(name: str, target: Model) -> tuple[str, ModelShape | None]:
 
 
 def is_eagle3(path: Path) -> bool:
-    """Whether a folder's configuration is that of an EAGLE-3 drafter, in either spelling."""
+    """Whether a folder holds an EAGLE-3 drafter, by its config.json. Raises LoadError if that can't be read."""
     if not path.is_dir():
         return False
     config = read_table(path / "config.json", LoadError)
@@ -79,8 +80,12 @@ def is_eagle3(path: Path) -> bool:
 
 
 def load_small_model(name: str, shape: ModelShape | None, plan: DrafterPlan) -> SmallModelDrafter:
-    """A small model on the target's backend. Tokenizers are compared, never rows: rows beyond a tokenizer are padding. Where
-    there is no tokenizer, ids beyond the smaller vocabulary count as padding for both."""
+    """A small model on the target's backend. Tokenizers are compared, not embedding rows: rows beyond a tokenizer are padding.
+    Without a tokenizer, ids beyond the smaller vocabulary are padding for both models.
+
+    Raises:
+        LoadError: tokenizer, vocabulary or positions don't fit the target.
+    """
     checkpoint = load_checkpoint(name, shape, plan.device)
     shape, target, tokenizer = checkpoint.config.shape, plan.target, plan.tokenizer
     own = find_tokenizer(checkpoint.path) if checkpoint.path else None

@@ -1,7 +1,7 @@
-"""n-gram lookup (prompt lookup decoding, Saxena 2023): the continuation of the last occurrence of the same tokens.
+"""n-gram look-up (prompt lookup decoding, Saxena 2023): the draft is the continuation of the last occurrence of the same tokens.
 
-No model, no cache: the longest ending of at most LONGEST tokens that occurred before gives the draft. A text without
-repetition gives fewer tokens than asked, or none.
+There is no model and no cache. The longest ending of the sequence, of at most LONGEST tokens, that occurred before gives the
+draft. A text without repetition gives a shorter draft, or none.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from ..sampling import Chooser
 if TYPE_CHECKING:
     import torch
 
-LONGEST = 3  # tokens of context that are searched first; longer ones match less often and guess hardly better
+LONGEST = 3  # tokens of the ending that is searched first; longer endings occur less often and predict hardly better
 SHORTEST = 1
 
 
@@ -23,18 +23,18 @@ class NGramDrafter:
     feature_layers: tuple[int, ...] = ()
 
     def start(self, tokens: list[int], features: "torch.Tensor | None", chooser: Chooser) -> None:
-        """Nothing to keep: every look-up reads the tokens it is given."""
+        """Keeps nothing: every look-up reads its arguments alone."""
 
     def draft(self, tokens: list[int], length: int) -> list[int]:
-        """The continuation of the latest earlier occurrence."""
+        """The continuation of the latest earlier occurrence, at most `length` tokens."""
         return next(iter(continuations(tokens, length)), []) if length else []
 
     def accept(self, outcome: Outcome) -> None:
-        """Nothing to repair."""
+        """Does nothing."""
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
-        """Outcomes: the whole draft accepted first, then ever earlier cuts; recovery tokens are continuations
-        of earlier occurrences."""
+        """See Drafter. Outcomes in order of accepted tokens, the full accept first; recovery tokens are continuations of earlier
+        occurrences."""
         ready: Branch = {}
         for count in range(len(draft), -1, -1):
             context = tokens + draft[:count]
@@ -47,8 +47,7 @@ class NGramDrafter:
 
 
 def continuations(tokens: list[int], length: int) -> list[list[int]]:
-    """Up to `length` tokens after each earlier occurrence of the longest ending that has one, latest occurrence
-    first."""
+    """Up to `length` tokens after each earlier occurrence of the longest ending that has one, latest occurrence first."""
     for size in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
         ending = tokens[-size:]
         found = [tokens[at + size:at + size + length] for at in range(len(tokens) - size - 1, -1, -1)

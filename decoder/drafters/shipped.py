@@ -1,4 +1,4 @@
-"""The drafters that come with the package, found by their target's identity: never given to another model."""
+"""The drafters that ship with the package. Each belongs to one target, found by its identity."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent / "data"
 
 
 def shipped_drafter(shape: ModelShape, tokenizer: Tokenizer | None, folder: Path = FOLDER) -> Path | None:
-    """The folder of the drafter made for this target, or None if none ships."""
+    """The folder of the drafter that ships for this target, or None. folder: one folder per drafter inside."""
     if tokenizer is None:
         return None
     wanted = identity_of(shape, tokenizer)

@@ -1,8 +1,8 @@
-"""Branches of a drafter's sequence on the GPU: next drafts for the likely outcomes of a round, all of them rows of one pass.
+"""Branches of a drafter's sequence on the GPU: next drafts for the likely outcomes of a round, one row each of the same pass.
 
-Weights are read once for all branches. RoPE, attention and merge run once per branch, each on a cache of its own, which holds
-the branch's tokens in the sequence's next slots: the kernels are those of one sequence. Keys and values that a round added to the
-sequence are copied into these caches once (`copy_round`).
+A pass reads the weights once for all branches. RoPE, attention and merge run once per branch, with the kernels of one sequence:
+each branch has a cache of its own, which holds its tokens in the sequence's next slots. `copy_round` copies the keys and values
+that a round added to the sequence into these caches.
 """
 
 from collections.abc import Iterator
@@ -18,21 +18,21 @@ from .cache import DeviceCache, Pass
 from .layer import Decode, Launched
 from .weights import PackedLayer
 
-NONE = -1  # in the table: no branch
+NONE = -1  # table entry of a missing branch
 
 
 class BranchDecode(Decode):
-    """Decode whose row b belongs to branch b: it stands at length[b * STRIDE] of that branch's cache. buffer [branches, 2,
-    num_layers, slots, num_kv_heads, head_dim]: their keys and values."""
+    """A decode pass whose row b belongs to branch b, at position length[b * STRIDE] of that branch's cache. buffer [branches, 2,
+    num_layers, slots, num_kv_heads, head_dim]: the branches' keys and values, bf16."""
 
     def __init__(self, decode: Decode, buffer: torch.Tensor) -> None:
         super().__init__(decode.shape, decode.recipe, decode.space, decode.schedules)
         self.buffer = buffer
-        if self.amax is not None:  # a row's maxima begin on 16 bytes, as a launch wants them; the columns added stay 0
+        if self.amax is not None:  # Triton specialises on 16-byte alignment: each row is padded to it with zeros
             self.amax = self.amax.new_zeros(len(self.amax), aligned_parts(self.amax.shape[1]))
 
     def mix(self, index: int, weights: PackedLayer, at: Pass) -> Iterator[Launched]:
-        """See Phase. at: of the longest branch; its cache lends RoPE's table and the partials."""
+        """See Phase. at: the pass of the longest branch, whose cache lends RoPE's table and the partials."""
         space, cache, amax = self.space, at.cache, self.amax
         for b in range(at.rows):
             start, q, (keys, values) = at.length[b * STRIDE:b * STRIDE + 1], space.q[b:b + 1], self.buffer[b, :, index]
@@ -46,11 +46,12 @@ class BranchDecode(Decode):
 
 
 class DeviceBranches:
-    """The branches of one drafter, at fixed addresses. count: how many, at most a row tile.
+    """The branches of one drafter, at fixed addresses.
 
-    ids [V_d]: the target id of each column of the drafter's logits, ascending, or None if they are the same. lead: slots
-    between the tokens in the target's cache plus the accepted ones, and a branch's first slot: 0 for EAGLE-3, 1 for a model.
-    table [TABLE, ROWS] int32: see kernels/branch_selection.py. counts [count] int64: accepted tokens before each branch.
+    count: number of branches, at most a row tile. ids [V_d]: the target id of each column of the drafter's logits, ascending;
+    None if the columns are target ids. lead: a branch's first slot is (tokens in the target's cache) + accepted + lead; 0 for
+    EAGLE-3, 1 for a model. table [TABLE, ROWS] int32: see kernels/branch_selection.py. counts [count] int64: accepted tokens
+    before each branch.
     """
 
     def __init__(self, cache: DeviceCache, decode: Decode, count: int, ids: torch.Tensor | None, lead: int) -> None:
@@ -64,32 +65,32 @@ class DeviceBranches:
         self.steps = torch.arange(2 * ROWS, dtype=torch.int32, device=device)
 
     def begin(self, length: int) -> None:
-        """A new request, `length` tokens of which are in the target's cache. Branches of the last one serve nothing."""
+        """Begins a request with `length` tokens in the target's cache. Clears the branches of the last request."""
         self.table.fill_(NONE)
         self.buffer[:, :, :, :length].copy_(self.cache.buffer[None, :, :, :length])
 
     def start(self, step: int) -> torch.Tensor:
-        """Where the tokens of pass `step` stand: branch b's at [b * STRIDE]."""
+        """The positions of pass `step`, int32: branch b's at [b * STRIDE]."""
         return self.starts[step].view(-1)
 
     def tokens(self, step: int) -> torch.Tensor:
-        """[count] int32, at a fixed address: the tokens that pass `step` feeds. Recovery tokens first, then the drafted ones."""
+        """The tokens that pass `step` feeds, [count] int32 at a fixed address: recovery tokens at step 0, then drafted ones."""
         return self.table[DRAFT + step - 1 if step else TOKEN, :self.count]
 
     def copy_round(self, inputs: DeviceInputs, length: int) -> None:
-        """Copies the round's entries to every branch: at most length + 1 of the last verification and the draft's."""
+        """Copies the round's entries to every branch: at most length + 1 of the last verification, and the draft's."""
         slots = (inputs.starts[:1] + self.steps[:2 * length + 2]).long()
         rows = self.cache.buffer.index_select(2, slots)
         self.buffer.index_copy_(3, slots, rows.expand(self.count, *rows.shape))
 
     def choose_outcomes(self, logits: torch.Tensor, inputs: DeviceInputs, length: int) -> None:
-        """drafter.likely_outcomes on the device, in fp32: logits [length + 1, V_d] after each token of the draft in
-        inputs.row_tokens."""
+        """drafter.likely_outcomes on the device, in fp32. logits [length + 1, V_d]: after each token of the draft in
+        inputs.row_tokens. Writes the outcomes to the table and the positions of the branches' passes to `starts`."""
         columns, known = self.columns(inputs.row_tokens[1:1 + length])
         log_q = torch.log_softmax(logits, -1)
         drafted = log_q[:length].gather(1, columns).masked_fill(~known, -torch.inf)
         scores = log_q + torch.nn.functional.pad(drafted[:, 0].cumsum(0), (1, 0))[:, None]
-        before = scores[:length]  # where a full accept is still open, the drafted token is no recovery token
+        before = scores[:length]  # after a partial accept the drafted token is no recovery token
         before.scatter_(1, columns, before.gather(1, columns).masked_fill(known, -torch.inf))
         scores[length].scatter_(0, log_q[length].argmax(0, keepdim=True), torch.inf)
         best = scores.flatten().topk(self.count).indices
@@ -101,7 +102,8 @@ class DeviceBranches:
         self.starts[:length, :, 0].copy_(inputs.length + self.lead + counts + self.steps[:length, None])
 
     def columns(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the logits' columns of target ids [n], whether the drafter knows them), both [n, 1]. A script's ids may be unknown."""
+        """(columns of the logits for target ids [n], whether the drafter knows the id), both [n, 1]. A script's ids may be
+        unknown."""
         if self.ids is None:
             return tokens.long().clamp(min=0)[:, None], (tokens >= 0)[:, None]
         found = torch.searchsorted(self.ids, tokens.to(self.ids.dtype)).clamp(max=len(self.ids) - 1)

@@ -1,5 +1,5 @@
-"""The fixed buffers of passes and rounds on the device: the rows to feed and their positions, and all that a pass computes.
-Addresses never change, so that a pass can be captured in a graph."""
+"""The buffers of passes and rounds on the device: rows, positions, and intermediate results. Their addresses never change, as a
+captured graph demands."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from ...kernels.layout import ENDS, FINISHED, LEFT, LENGTH, PAIR, ROUND, ROWS, S
 from ...schedules.schedule import StepSchedules
 from ...shapes.model import ModelShape
 
-NO_END = -2  # pads the list of end ids: neither a token nor the -1 of a row of NaN
+NO_END = -2  # pads the list of end ids; not -1, which marks a row of NaN
 
 
 class DeviceInputs:
-    """row_tokens [ROWS], state [STATE], starts [STARTS * STRIDE], pair [PAIR], ends [ENDS] (see kernels/layout.py), all int32 in
-    one buffer that one copy fills. length [1]: tokens in the cache, part of state."""
+    """row_tokens [ROWS], state [STATE], starts [STARTS * STRIDE], pair [PAIR], ends [ENDS] (see kernels/layout.py): int32 views
+    of one buffer, which one copy fills. length [1]: tokens in the cache, a view of state; tip [1]: likewise."""
 
     def __init__(self, device: torch.device) -> None:
         sizes = (ROWS, STATE, STARTS * STRIDE, PAIR, ENDS)
@@ -24,13 +24,16 @@ class DeviceInputs:
         self.tip = self.state[TIP:TIP + 1]
 
     def upload(self, tokens: list[int], length: int) -> None:
-        """Rows to feed and the number of tokens before them, for one pass."""
+        """Writes the rows of one pass and the number of tokens before them. tokens: at most ROWS."""
         rows = [*tokens, *[0] * (ROWS - len(tokens)), length]
         self.buffer[:ROWS + 1].copy_(torch.tensor(rows, dtype=torch.int32))
 
     def begin(self, tokens: list[int], left: int, ends: list[int], finished: bool = False) -> None:
-        """A request's first round. tokens: of the sequence, the last one in no cache yet; left: tokens that may still be emitted;
-        ends: ids that end it. finished: rounds leave the state as it is."""
+        """Writes the state before a request's first round.
+
+        tokens: the sequence, at least two; its last token is in no cache yet. left: tokens that may still be emitted. ends: ids
+        that end the request, at most ENDS. finished: marks the request as ended, so that rounds don't change the state.
+        """
         assert len(ends) <= ENDS
         before, pending = tokens[-2:]
         length = len(tokens) - 1
@@ -43,26 +46,27 @@ class DeviceInputs:
         self.buffer.copy_(torch.tensor(values, dtype=torch.int32))
 
     def start(self, index: int) -> torch.Tensor:
-        """starts[index] as a kernel's length: 0 is the length before the round, 1 + i is the length now, less one, plus i."""
+        """starts[index] as a kernel's length [1] int32. Index 0: the length before the round; index 1 + i: the length now - 1 +
+        i."""
         return self.starts[index * STRIDE:index * STRIDE + 1]
 
 
 @dataclass(frozen=True)
 class Verified:
-    """The last verification as a drafter reads it, at fixed addresses: inputs, as `accept` left them; winners [row tile] int32
-    and features [ROWS, 3 H] bf16 of its rows."""
+    """The last verification, for the drafter to read, at fixed addresses. inputs: after `accept`; winners [row tile] int32 and
+    features [ROWS, 3 H] bf16: of its rows."""
 
     inputs: DeviceInputs
     winners: torch.Tensor
     features: torch.Tensor
 
     def like(self, device: torch.device) -> "Verified":
-        """Room for a copy."""
+        """Empty buffers for a copy on `device`."""
         return Verified(DeviceInputs(device), torch.zeros_like(self.winners, device=device),
                         torch.zeros_like(self.features, device=device))
 
     def copy_from(self, other: "Verified") -> None:
-        """Copies another's values, in the order of the current streams."""
+        """Copies the values of `other`, on the current stream."""
         self.inputs.buffer.copy_(other.inputs.buffer, non_blocking=True)
         self.winners.copy_(other.winners, non_blocking=True)
         self.features.copy_(other.features, non_blocking=True)
@@ -70,7 +74,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Splits:
-    """split_k of the linears whose partials their reader sums."""
+    """split_k of the linears whose partials the next kernel sums."""
 
     qkv: int = 1
     o: int = 1
@@ -81,10 +85,11 @@ class Splits:
 class Workspace:
     """Buffers of a pass of up to `rows` rows.
 
-    x: the residual [rows, H]. entry, hidden, heads, act_q: inputs of qkv, gate_up, o and down, [2, rows, K] terms in e4m3 with
-    scales, or [1, rows, K] bf16; entry has `inputs` hidden sizes side by side, and shares its scales with hidden. qkv, y_o,
-    y_down: fp32 partials [split_k, rows, N], or bf16 [1, rows, N]. q [rows, heads, head_dim]; act [rows, I] and final [rows, H]
-    bf16; features [rows, 3 H], zeros at first: the first proposal reads more rows than there are, and a NaN would reach others.
+    x [rows, H] bf16: the residual. entry, hidden, heads, act_q: inputs of qkv, gate_up, o and down, as [2, rows, K] terms in e4m3
+    with scales, or [1, rows, K] bf16. entry holds `inputs` hidden sizes side by side and shares its scales with hidden. qkv, y_o,
+    y_down: fp32 partials [split_k, rows, N], or bf16 [1, rows, N]. q [rows, heads, head_dim], act [rows, I], final [rows, H]:
+    bf16. features [rows, 3 H] bf16, zeros at first: the first proposal reads rows that no pass has written, and a NaN there would
+    reach other rows.
     """
 
     rows: int
@@ -103,7 +108,8 @@ class Workspace:
 
 
 def new_workspace(shape: ModelShape, rows: int, e4m3: bool, splits: Splits, device: torch.device, inputs: int = 1) -> Workspace:
-    """inputs: hidden sizes side by side that qkv reads (2 in an EAGLE-3 drafter)."""
+    """The buffers of a model of this shape. e4m3: whether linears read e4m3; inputs: hidden sizes side by side in the input of
+    qkv (2 in an EAGLE-3 drafter)."""
     H, inner = shape.hidden_size, shape.intermediate_size
     wide = shape.num_heads * shape.head_dim
 
@@ -129,5 +135,5 @@ def new_workspace(shape: ModelShape, rows: int, e4m3: bool, splits: Splits, devi
 
 
 def splits_of(schedules: StepSchedules) -> Splits:
-    """Those of a decode step."""
+    """split_k of a decode step's schedules."""
     return Splits(schedules.qkv.split_k, schedules.o.split_k, schedules.down.split_k)

@@ -1,4 +1,4 @@
-"""CUDA graphs of passes: captured at fixed addresses, replayed instead of hundreds of launches."""
+"""CUDA graphs of passes: one replay in place of hundreds of launches."""
 
 import contextlib
 import threading
@@ -6,13 +6,14 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-EAGER_RUNS = 2  # of a pass before it is captured: kernels get loaded, and a pass that is used once costs no capture
-WARM_UP = EAGER_RUNS + 1  # runs after which a pass is only replayed: the last of them captures it
-ONE_AT_A_TIME = threading.Lock()  # a GPU can't be waited for while another thread captures on it
+EAGER_RUNS = 2  # runs before a capture: they load the kernels, and a pass that is used once costs no capture
+WARM_UP = EAGER_RUNS + 1  # runs until a pass is only replayed: the last of them captures it
+ONE_AT_A_TIME = threading.Lock()  # CUDA refuses a synchronisation with a GPU while another thread captures on it
 
 
 class Graphs:
-    """Passes by key. enabled: False runs everything eagerly. A pass must read and write fixed addresses only."""
+    """Graphs of passes, by key. enabled: False launches every pass eagerly, as on a CPU. A pass must read and write fixed
+    addresses only."""
 
     def __init__(self, enabled: bool, device: torch.device) -> None:
         self.enabled = enabled and device.type == "cuda"
@@ -22,7 +23,7 @@ class Graphs:
         self.stream: torch.cuda.Stream | None = None
 
     def run(self, key: Hashable, launches: Callable[[], None]) -> None:
-        """Replays the pass, or launches it, capturing it when it has been launched often enough."""
+        """Replays the pass if it is captured; captures it after EAGER_RUNS runs; until then launches it."""
         graph = self.graphs.get(key)
         if graph is not None:
             graph.replay()
@@ -35,7 +36,7 @@ class Graphs:
                 launches()
 
     def lacks(self, key: Hashable) -> bool:
-        """Whether a pass is still to be captured."""
+        """Whether a pass isn't captured yet, and will be."""
         return self.enabled and key not in self.graphs
 
     def prepare(self, key: Hashable, launches: Callable[[], None]) -> None:
@@ -46,8 +47,8 @@ class Graphs:
             self.graphs[key] = self.capture(launches)
 
     def capture(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The launches as a graph; they must have run once, so that nothing is compiled or loaded now. On a stream of its own:
-        a drafter's thread may capture as well, before or after this one, and for another GPU."""
+        """Captures the launches as a graph. They must have run once: a capture can't compile or load a kernel. The stream is this
+        object's own, since a drafter's thread may capture as well, for another GPU."""
         with ONE_AT_A_TIME, on(self.device):
             self.stream = self.stream or torch.cuda.Stream(self.device)
             graph = torch.cuda.CUDAGraph()
@@ -58,5 +59,5 @@ class Graphs:
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """While it lasts, launches go to this GPU; nothing on a CPU."""
+    """A context whose launches go to this GPU; it does nothing for a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

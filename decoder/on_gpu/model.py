@@ -1,8 +1,8 @@
 """A Qwen2 or Llama decoder on the `triton` backend: every operation of a pass is a kernel of kernels/, at fixed addresses.
 
-`forward` is the decode path: up to `max_rows` rows a pass, the same artefacts for every number of rows, replayed from graphs.
-`prefill` takes prompts through kernels for many rows; its last bits may differ from decode's, and it is one path for
-all decoders, whose result doesn't depend on how a prompt is cut.
+`forward` is the decode path: up to `max_rows` rows per pass, the same compiled kernels for every number of rows, replayed from
+graphs. `prefill` runs prompts through kernels for many rows. Its last bits may differ from decode's. AR, SD and SSD all use it,
+and its result doesn't depend on the cut of a prompt into passes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from .profile import pass_profile
 from .rounds import DeviceRounds
 
 PREFILL_ROWS = 2048  # rows of one pass over a prompt; the bits don't depend on it
-FEWEST_ROWS = WIDE.BLOCK_M  # a prefill pass is filled up to: one tile of rows costs what a part of it does
+FEWEST_ROWS = WIDE.BLOCK_M  # a shorter prefill pass is filled up to it: part of a tile costs as much as the whole
 
 
 class TritonModel(DeviceNetwork):
@@ -40,7 +40,7 @@ class TritonModel(DeviceNetwork):
 
     def __init__(self, shape: ModelShape, tensors: Tensors, recipe: Recipe, device: torch.device, selection: Selection,
                  options: Options) -> None:
-        """Takes the tensors out of the dictionary as it goes, so that they are freed."""
+        """tensors: each is removed from the dictionary once it is packed, which frees it."""
         super().__init__(shape, tensors, recipe, device, selection.schedules, options.graphs)
         self.notes = BackendNotes("triton", device_name(device), tuple(selection.rows), warnings=tuple(selection.warnings),
                                   promoted=selection.promoted)
@@ -51,13 +51,13 @@ class TritonModel(DeviceNetwork):
 
     @property
     def warm_up_repeats(self) -> int:
-        """See backend.Model: until each pass is only replayed; once, for its kernels, where there are no graphs."""
+        """See backend.Model. With graphs: runs until each pass is only replayed. Without: one, which loads the kernels."""
         if self.device.type != "cuda":
             return 0
         return WARM_UP if self.graphs_enabled else 1
 
     def device_rounds(self, request: RequestState, cache: Cache, plan: RoundPlan) -> Iterator[None] | None:
-        """See backend.Model. What they keep belongs to the cache of the last request."""
+        """See backend.Model. Their state belongs to one cache, and is made anew for another."""
         assert isinstance(cache, DeviceCache)
         if self.rounds is None or self.rounds.cache is not cache:
             self.rounds = DeviceRounds(self, cache)
@@ -92,9 +92,13 @@ class TritonModel(DeviceNetwork):
         return features[:rows, :len(layers) * self.shape.hidden_size].clone() if layers else None
 
     def prefill(self, tokens: list[int], rows: Rows, layers: tuple[int, ...] = ()) -> Hidden:
-        """See backend.Model.prefill. Rows are filled up to a power of two where the cache has room for it, so that few graphs
-        serve all prompts: with the last token, so that the extra rows hold nothing that the prompt doesn't. What they leave lies
-        past the cursor."""
+        """See backend.Model.prefill. If the cache has room, the last token is repeated up to a power of two of rows: few graphs
+        then serve all prompts, and the extra rows hold no number that the prompt lacks. Their keys and values lie past the
+        cursor.
+
+        Raises:
+            RequestError: more tokens than `prefill_rows`.
+        """
         if len(tokens) > self.prefill_rows:
             raise RequestError(f"a prefill pass of {len(tokens)} rows", expected=f"at most {self.prefill_rows}")
         with self.lock, torch.inference_mode(), on(self.device):
@@ -111,7 +115,7 @@ class TritonModel(DeviceNetwork):
             return Hidden(phase.space.final[:count].clone(), self._features(phase.space.features, count, layers))
 
     def _prefill_phase(self) -> Prefill:
-        """Buffers for prompts, made once: graphs hold their addresses."""
+        """The buffers for prompts, made at the first prompt."""
         if self._prefill is None:
             space = new_workspace(self.shape, self.prefill_rows, self.precision.is_e4m3, Splits(), self.device)
             self._prefill = Prefill(self.shape, self.recipe, space)
@@ -150,7 +154,7 @@ class TritonModel(DeviceNetwork):
 
 
 def turns_undone(y: torch.Tensor) -> torch.Tensor:
-    """Columns of gates and ups in turns of 8 as gates, then ups."""
+    """[rows, 2 I] with gates and ups interleaved in blocks of 8 columns, as gates, then ups."""
     return torch.cat([part.flatten(-2) for part in y.unflatten(-1, (-1, 2, 8)).unbind(-2)], dim=-1)
 
 
@@ -171,7 +175,8 @@ def load_triton_model(checkpoint: Checkpoint, recipe: Recipe, device: torch.devi
     """The checkpoint on this backend; its tensors are consumed.
 
     Raises:
-        LoadError: a device that isn't a GPU, a recipe without kernels, schedules without evidence.
+        LoadError: the device isn't a GPU; the recipe has no kernels.
+        NotPromoted: see select_schedules.
     """
     low_precision(recipe)
     if device.type != "cuda" and not triton.knobs.runtime.interpret:

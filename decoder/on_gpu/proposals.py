@@ -16,8 +16,10 @@ from .network import DeviceNetwork, WriteDraft
 
 
 class Proposal(Protocol):
-    """A drafter's chain of launches. cache: its own; network: its model; layers: target layers whose features it reads. `tokens`
-    is everywhere an upper bound of the tokens that the cache will hold."""
+    """A drafter as a chain of launches. cache: the drafter's; network: its model; layers: target layers whose features it reads.
+
+    In every method `length` is K and `tokens` an upper bound of the tokens that the cache will hold.
+    """
 
     @property
     def cache(self) -> DeviceCache: ...
@@ -27,30 +29,31 @@ class Proposal(Protocol):
     def layers(self) -> tuple[int, ...]: ...
 
     def begin(self, pending: int, source: Verified) -> None:
-        """Before a request's first round. pending: its last token; source: the verdict that the first proposal will read."""
+        """Called before a request's first round. pending: the last token of the sequence; source: the buffers that the first
+        `draft` reads."""
 
     def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
-        """Drafts `length` tokens. keep: `scores` will follow."""
+        """Drafts `length` tokens, each given to `write`. keep: `scores` will follow, with `drafted`."""
 
     def branches(self, count: int) -> DeviceBranches:
-        """Room for that many."""
+        """Buffers for `count` branches."""
 
     def scores(self, source: Verified, length: int, tokens: int, drafted: bool) -> torch.Tensor:
-        """The drafter's logits after each token of the draft in source.inputs.row_tokens, [length + 1, V_d] fp32. drafted: by
-        `draft`, just now."""
+        """The drafter's logits after each token of the draft in source.inputs.row_tokens, [length + 1, V_d] fp32. drafted:
+        whether the last `draft` made that draft."""
 
     def extend(self, branches: DeviceBranches, step: int, tokens: int) -> torch.Tensor:
-        """Pass `step` of all branches: final rows [branches, H]."""
+        """Pass `step` of all branches. Returns the final rows [branches, H]."""
 
 
 class Eagle3Proposal:
-    """EAGLE-3: entries of the last verification first, then its own."""
+    """EAGLE-3: the first pass covers the entries of the last verification, later ones its own tokens."""
 
     def __init__(self, network: TritonEagle3Model, cache: DeviceCache, layers: tuple[int, ...], features: torch.Tensor) -> None:
         self.network, self.cache, self.layers, self.features = network, cache, layers, features
 
     def begin(self, pending: int, source: Verified) -> None:
-        """The last entry of the prompt is written again by the first proposal, from the feature at hand."""
+        """See Proposal. The first proposal writes the prompt's last entry again, from the feature at hand."""
         source.winners[:1].fill_(pending)
         source.features[0].copy_(self.features[-1])
 
@@ -72,8 +75,8 @@ class Eagle3Proposal:
 
 
 class SmallModelProposal:
-    """A small model: the last two tokens first, whether or not the cache has the former (after a full accept it hasn't), then
-    its own."""
+    """A small model: the first pass covers the last two tokens of the sequence, since after a full accept the cache lacks the
+    first of them; later passes cover its own tokens."""
 
     layers: tuple[int, ...] = ()
 
@@ -81,7 +84,7 @@ class SmallModelProposal:
         self.network, self.cache = network, cache
 
     def begin(self, pending: int, source: Verified) -> None:
-        """The prompt is in the cache already."""
+        """See Proposal. The cache holds the prompt already."""
 
     def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
         """See Proposal."""
@@ -92,7 +95,7 @@ class SmallModelProposal:
         return DeviceBranches(self.cache, self.network.decode, count, None, lead=1)
 
     def scores(self, source: Verified, length: int, tokens: int, drafted: bool) -> torch.Tensor:
-        """See Proposal. Each call feeds the draft's last token as well, so the next one finds all but its pending token."""
+        """See Proposal. The pass includes the draft's last token, so the cache then lacks the next pending token alone."""
         return self.network.launch_scores(self.cache, source.inputs, length, self.cache.chunks_for(tokens))
 
     def extend(self, branches: DeviceBranches, step: int, tokens: int) -> torch.Tensor:
@@ -101,7 +104,7 @@ class SmallModelProposal:
 
 
 def proposal_of(plan: RoundPlan) -> Proposal | None:
-    """The device's form of a plan's drafter, or None if it has none."""
+    """The plan's drafter as launches; None if it has no such form."""
     inner = plan.drafter.inner if isinstance(plan.drafter, ScriptedDrafter) else plan.drafter
     if isinstance(inner, Eagle3Drafter) and isinstance(inner.model, TritonEagle3Model) and plan.features is not None:
         assert isinstance(inner.cache, DeviceCache)

@@ -1,9 +1,9 @@
-"""Rounds that live on the device: draft, verify, accept and the end of a request in one CUDA graph. Python launches rounds before
-it has read the last ones' records, and takes no part in them.
+"""Rounds on the device: one CUDA graph drafts, verifies, accepts and finds the end of a request. Python launches rounds before it
+has read the records of the last ones, and takes no part in them.
 
-For greedy requests without log-probabilities: AR, and SD with a drafter whose proposal is a chain of launches (EAGLE-3, a small
-model), or with a script in its place; SSD with such a drafter is in ssd_rounds.py. Other requests are driven from Python
-(request/rounds.py); the tokens are the same, because both run the same kernels on the same rows.
+They serve greedy requests without log-probabilities: AR, and SD with a drafter whose proposal is a chain of launches (EAGLE-3, a
+small model) or with a script in its place. SSD with such a drafter is in ssd_rounds.py. Other requests are driven from Python
+(request/rounds.py). The tokens are the same: both run the same kernels on the same rows.
 """
 
 import time
@@ -22,8 +22,8 @@ from .proposals import Proposal, proposal_of
 from .ssd_rounds import SsdRounds
 from .verification import Verification, read_record, warn_of_faults
 
-IN_FLIGHT = 2  # batches launched before the oldest one's records are awaited: the device never waits for Python
-TOKENS_PER_BATCH = 4  # rows verified in one graph, about: several rounds of one token, one of several
+IN_FLIGHT = 2  # batches launched before Python waits for the oldest one's records: the device never waits for Python
+TOKENS_PER_BATCH = 4  # rows verified per graph, approximately: several rounds of AR, or one of SD
 
 
 def batch_of(draft_length: int) -> int:
@@ -32,8 +32,11 @@ def batch_of(draft_length: int) -> int:
 
 
 def speculative_step(verification: Verification, proposal: Proposal | None, draft_length: int, tokens: int, at: int) -> None:
-    """One round: draft, verify, accept. Without a proposal, one token of AR. tokens: an upper bound of the tokens in the caches
-    after it; at: of the round, in its batch."""
+    """Launches one round: draft, verify, accept. Without a proposal it is a round of AR.
+
+    draft_length: K, 0 in AR. tokens: an upper bound of the tokens in the caches after the round. at: index of the round in its
+    batch.
+    """
     if proposal is not None:
         proposal.draft(verification.network.verified, draft_length, tokens, verification.write_draft)
     verification.verify(draft_length, tokens, proposal.layers if proposal else ())
@@ -41,7 +44,7 @@ def speculative_step(verification: Verification, proposal: Proposal | None, draf
 
 
 class DeviceRounds:
-    """The rounds of one cache, and all that they keep: records, graphs, SSD's branches."""
+    """The rounds of one cache, with their state: records, graphs, SSD's branches."""
 
     def __init__(self, network: DeviceNetwork, cache: DeviceCache) -> None:
         self.network, self.cache = network, cache
@@ -50,13 +53,13 @@ class DeviceRounds:
         self.ssd: SsdRounds | None = None
 
     def start(self, request: RequestState, plan: RoundPlan) -> Iterator[None] | None:
-        """See backend.Model.device_rounds. Graphs that the request may reach are captured before its first round; that time is in
-        stats.capture_s."""
+        """See backend.Model.device_rounds. Every graph that the request may reach is captured before its first round, at the
+        expense of stats.capture_s."""
         proposal = proposal_of(plan)
         if len(plan.end_ids) > ENDS or (proposal is None and plan.drafter is not None):
             return None
         if proposal is not None and proposal.cache.capacity < len(request.tokens) + request.remaining - 1:
-            return None  # its positions end before the request does
+            return None  # the drafter has fewer positions than the request needs
         self.verification.load_script(plan.drafter)
         on_two_devices = proposal is not None and proposal.cache.buffer.device != self.cache.buffer.device
         if proposal is None or not (plan.branches or on_two_devices):
@@ -65,7 +68,7 @@ class DeviceRounds:
         if not 0 < plan.branches <= proposal.network.decode.row_tile:
             return None
         if self.ssd is None or not self.ssd.fits(proposal, plan.branches):
-            self.ssd = None  # its memory goes before the new one's comes
+            self.ssd = None  # frees its memory before the new one allocates
             self.ssd = SsdRounds(self.verification, proposal, plan.branches)
         ssd = self.ssd
         ssd.load_script(plan.drafter)
@@ -73,11 +76,11 @@ class DeviceRounds:
         return self._run(request, plan, ssd.run(request, plan, proposal))
 
     def _run(self, request: RequestState, plan: RoundPlan, rounds: Generator[None, None, bool]) -> Iterator[None]:
-        """Rounds to the end of a request. Where one had no answer, it goes on without a drafter: a drafted token on which the
-        target's own numbers overflow reaches the rows beside it, and AR never sees that token.
+        """Runs the rounds of a request to its end. After a round without an answer the request goes on without a drafter: a
+        drafted token on which the target's own numbers overflow reaches the rows beside it, and AR never sees that token.
 
         Raises:
-            NumericsError: no answer without a draft either.
+            NumericsError: the target has no answer without a draft either.
         """
         stats, before = request.stats, request.stats.drafter_faults
         answered = yield from rounds
@@ -101,8 +104,8 @@ class DeviceRounds:
 
     @torch.inference_mode()
     def _capture_batches(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> None:
-        """Every graph that the request may reach. The rounds that load its kernels find a finished request: they move no cursor,
-        and the slots that they write are written again."""
+        """Captures every graph that the request may reach. The rounds that load its kernels see a finished request: they move no
+        cursor, and later rounds overwrite the slots that they write."""
         batch = batch_of(plan.draft_length)
         rows = batch * (plan.draft_length + 1)
         first = len(request.tokens) + rows
@@ -115,7 +118,7 @@ class DeviceRounds:
                     self.graphs.prepare(key, launches)
 
     def _batch(self, plan: RoundPlan, proposal: Proposal | None, tokens: int) -> tuple[tuple[object, ...], Callable[[], None]]:
-        """The key of a batch's graph, and its launches. tokens: an upper bound of the tokens in the caches after it."""
+        """(key of a batch's graph, its launches). tokens: an upper bound of the tokens in the caches after the batch."""
         length, batch = plan.draft_length, batch_of(plan.draft_length)
 
         def launches() -> None:
@@ -127,7 +130,8 @@ class DeviceRounds:
 
     @torch.inference_mode()
     def _launch(self, plan: RoundPlan, proposal: Proposal | None, tokens: int, slot: int) -> torch.cuda.Event | None:
-        """Launches a batch, and the copy of its records, from `slot` on; the event tells when they are there."""
+        """Launches a batch and the copy of its records to the host, from `slot` on. Returns the event of the finished copy, None
+        on a CPU."""
         with self.network.lock:
             self.graphs.run(*self._batch(plan, proposal, tokens))
             return self.verification.fetch(slot, batch_of(plan.draft_length))
@@ -140,7 +144,8 @@ class DeviceRounds:
                 proposal.begin(request.tokens[-1], self.network.verified)
 
     def _batches(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> Generator[None, None, bool]:
-        """AR's and SD's rounds; yields after each, when its tokens are out. Whether every round had an answer."""
+        """The rounds of AR and SD. Yields after each round, when its tokens are emitted. Returns whether every round had an
+        answer."""
         stats, length, batch = request.stats, plan.draft_length, batch_of(plan.draft_length)
         self._begin(request, plan, proposal)
         waiting: list[tuple[int, torch.cuda.Event | None]] = []

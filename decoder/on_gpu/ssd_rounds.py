@@ -1,13 +1,13 @@
-"""SSD's rounds on the device: while the target verifies, the drafter prepares branches on a stream of its own; then comes the
-verdict, and the branch for its outcome becomes the next draft. Python launches a round and waits once, for its record: on a miss
-the drafter drafts at once.
+"""SSD's rounds on the device: while the target verifies, the drafter prepares branches on a stream of its own. After the verdict
+the branch for its outcome becomes the next draft. Python launches a round and waits once, for its record. On a miss the drafter
+drafts at once.
 
-A round is three graphs: `verify` on the target's stream, `prepare` on the drafter's, and, when both are done, `finish`: accept,
-select the branch. The drafter reads a copy of the last verification (`Verified`), so the next one may overwrite the original, and
-the drafter may live on another GPU. Where the drafter is the target itself, or there are no streams, one works after the other.
+A round is three graphs: `verify` on the target's stream, `prepare` on the drafter's, and `finish` after both: accept, select the
+branch. The drafter reads a copy of the last verification (`Verified`), so the next verification may overwrite the original, and
+the drafter may live on another GPU. If the drafter is the target itself, or on a CPU, the two run one after the other.
 
-On a miss the steps of the new draft are kept and its branches start from them; on a hit the drafter computes the steps of the
-selected draft, its first entries repaired from the target's features.
+On a miss the steps of the new draft are kept, and its branches start from them. On a hit the drafter computes the steps of the
+selected draft and repairs its first entries from the target's features.
 """
 
 import contextlib
@@ -49,17 +49,18 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Its length in seconds."""
         return 0.0 if self.start is None or self.end is None else self.start.elapsed_time(self.end) / 1e3
 
     def after(self, other: "Span") -> float:
-        """Seconds from another's start to this one's, on one device."""
+        """Seconds from the start of `other` to the start of this one. Both must be on one device."""
         return 0.0 if self.start is None or other.start is None else other.start.elapsed_time(self.start) / 1e3
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A round under way. slot: of its record; done: when the record is on the host; draft: None after a hit."""
+    """A round in flight. slot: place of its record; done: the event of the record's copy to the host, None on a CPU; draft: None
+    after a hit."""
 
     slot: int
     done: torch.cuda.Event | None
@@ -68,7 +69,8 @@ class Flight:
     prepare: Span
 
     def count(self, stats: Stats, same_device: bool) -> None:
-        """The times of its parts, once it is done. Two GPUs' clocks can't be compared: there, both count as begun at once."""
+        """Adds the times of a finished round's parts. The clocks of two GPUs can't be compared: there, `verify` and `prepare`
+        count as begun at the same time."""
         verified = self.verify.seconds
         began = self.prepare.after(self.verify) if same_device else 0.0
         ended = began + self.prepare.seconds
@@ -79,8 +81,8 @@ class Flight:
 
 
 class SsdRounds:
-    """The rounds of one target's cache with one drafter and a number of branches. concurrent: whether drafter and target work at
-    once."""
+    """The rounds of one target's cache with one drafter and a fixed number of branches. concurrent: whether drafter and target
+    run at the same time."""
 
     def __init__(self, verification: Verification, proposal: Proposal, branches: int) -> None:
         self.verification, self.proposal = verification, proposal
@@ -99,11 +101,11 @@ class SsdRounds:
         self._select = partial(select_branch, schedule=FIXED["select_branch"].schedule, numerics=target.recipe.numerics)
 
     def fits(self, proposal: Proposal, branches: int) -> bool:
-        """Whether it was made for this drafter and as many branches."""
+        """Whether these rounds were made for this drafter and this number of branches."""
         return proposal.cache is self.proposal.cache and branches == self.branches.count
 
     def load_script(self, drafter: Drafter | None) -> None:
-        """The script of a request on the drafter's device, if it has one; the verification has loaded its own."""
+        """Loads a scripted drafter's script on the drafter's device; the verification has loaded its own."""
         self.script = None
         if isinstance(drafter, ScriptedDrafter):
             self.script = self.scripts
@@ -112,7 +114,7 @@ class SsdRounds:
 
     @torch.inference_mode()
     def begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal, finished: bool = False) -> None:
-        """A request's first round, its scripts loaded. finished: see DeviceInputs.begin."""
+        """Prepares the buffers for a request, whose scripts are loaded. finished: see DeviceInputs.begin."""
         self.verification.begin(request, plan, finished)
         proposal.begin(request.tokens[-1], self.verification.network.verified)
         self.branches.begin(len(request.tokens) - 1)
@@ -120,15 +122,18 @@ class SsdRounds:
 
     @torch.inference_mode()
     def launch(self, length: int, tokens: int, number: int, hit: bool) -> Flight:
-        """One round, whole: draft on a miss; verify, and prepare branches meanwhile; accept, select the branch. number: of the
-        round in its request; tokens: of the sequence so far; hit: the draft stands in the rows to verify."""
+        """Launches a whole round: draft on a miss; verify, and prepare branches at the same time; accept, select the branch.
+
+        length: K. tokens: length of the sequence. number: index of the round in its request. hit: whether the rows to verify hold
+        the draft already.
+        """
         with self.verification.network.lock:
-            most = tokens + 2 * length + 1  # of any cache: entries of two rounds and a branch's own
+            most = tokens + 2 * length + 1  # tokens in any cache: entries of two rounds and a branch's own
             draft = None if hit else self._draft(length, most)
             if self.concurrent:
                 verify = self._verify(length, most)
                 prepare = self._prepare(length, most, not hit)
-            else:  # they share buffers, and the last verification is the one to accept
+            else:  # both use one set of buffers, and `accept` reads those of the verification
                 prepare = self._prepare(length, most, not hit)
                 verify = self._verify(length, most)
             self._join()
@@ -139,7 +144,7 @@ class SsdRounds:
 
     @torch.inference_mode()
     def capture(self, request: RequestState, plan: RoundPlan, proposal: Proposal) -> None:
-        """Every graph that the request may reach. The rounds that load its kernels find a finished request."""
+        """Captures every graph that the request may reach. The rounds that load its kernels see a finished request."""
         length = plan.draft_length
         first = len(request.tokens) + 2 * length + 1
         caches = (self.verification.cache, self.proposal.cache)
@@ -157,7 +162,7 @@ class SsdRounds:
                 self.target_graphs.prepare(self._finish_key(length), lambda: self.finish(length))
 
     def _lacks(self, length: int, most: int) -> bool:
-        """Whether a graph of a round is still to be captured."""
+        """Whether any graph of a round isn't captured yet."""
         ours = [self._draft_key(length, most), *(self._prepare_key(length, most, drafted) for drafted in (True, False))]
         return any(map(self.graphs.lacks, ours)) or any(map(self.target_graphs.lacks, (self._verify_key(length, most),
                                                                                        self._finish_key(length))))
@@ -175,14 +180,15 @@ class SsdRounds:
         return ("finish", length, self.verification.script is not None)
 
     def _publish(self) -> None:
-        """Copies the last verification for the drafter, as the target's stream has left it."""
+        """Copies the last verification for the drafter, after the work on the target's stream."""
         self.mirror.copy_from(self.verification.network.verified)
         if self.ready is not None:
             self.ready.record(torch.cuda.current_stream(self.verification.network.device))
 
     @contextlib.contextmanager
     def _drafting(self) -> Iterator[None]:
-        """The drafter's stream, once there is something to read; others wait for it at `_join`."""
+        """Launches inside go to the drafter's stream, after the copy of the last verification. Other streams wait for it in
+        `_join`."""
         if self.stream is None or self.ready is None:
             yield
             return
@@ -191,14 +197,14 @@ class SsdRounds:
             yield
 
     def _join(self) -> None:
-        """Later launches, on the target's GPU or the drafter's, come after the drafter's stream."""
+        """Later launches on either GPU wait for the drafter's stream."""
         if self.stream is not None:
             for device in {self.verification.cache.buffer.device, self.stream.device}:
                 torch.cuda.current_stream(device).wait_stream(self.stream)
 
     def _draft(self, length: int, most: int, only_capture: bool = False) -> Span:
-        """The drafter's proposal for the round that begins; after it the copy holds the rows to verify. only_capture: its graph
-        is made and not replayed."""
+        """Launches the drafter's proposal for the next round; the mirror then holds the rows to verify. only_capture: captures
+        the graph without replaying it."""
         span, inputs, numerics = Span(self.proposal.network.device), self.mirror.inputs, self.proposal.network.recipe.numerics
         run = self.graphs.prepare if only_capture else self.graphs.run
         with self._drafting(), span:
@@ -222,13 +228,13 @@ class SsdRounds:
         with self._drafting():
             with span:
                 run(self._prepare_key(length, most, drafted), lambda: self.prepare(length, most, drafted))
-            if not self.same_device:  # outside the span: a copy to another GPU waits for that one's stream
+            if not self.same_device:  # outside the span: the copy waits for the other GPU's stream
                 self.table.copy_(self.branches.table, non_blocking=True)
         return span
 
     def prepare(self, length: int, most: int, drafted: bool) -> None:
-        """Every launch of the branches' drafts, for the draft in the copy's row_tokens, which is being verified. drafted: see
-        Proposal.scores."""
+        """Every launch of the branches' drafts, for the draft in the mirror's row_tokens, which the target verifies meanwhile.
+        drafted: see Proposal.scores."""
         branches, inputs = self.branches, self.mirror.inputs
         logits = self.proposal.scores(self.mirror, length, most, drafted)
         branches.copy_round(inputs, length)
@@ -238,7 +244,7 @@ class SsdRounds:
             branches.tokens(step + 1).copy_(self.proposal.network.launch_head(final))
 
     def finish(self, length: int) -> None:
-        """The verdict, and the next draft where a branch is ready for it. A script, if there is one, overrides both."""
+        """Every launch of the verdict, and of the next draft if a branch matches it. A script, if present, overrides both."""
         verification, script = self.verification, self.verification.script
         verification.accept(length)
         self._select(self.table, verification.network.inputs, verification.records, draft_length=length,
@@ -247,8 +253,8 @@ class SsdRounds:
             verification.write_draft(self.table[0, :1], step)
 
     def run(self, request: RequestState, plan: RoundPlan, proposal: Proposal) -> Generator[None, None, bool]:
-        """The rounds of one request; yields after each, when its tokens are out. The next round is under way by then, unless the
-        device saw the request end. Whether every round had an answer."""
+        """The rounds of one request. Yields after each round, when its tokens are emitted; the next round is in flight by then,
+        unless the device saw the request end. Returns whether every round had an answer."""
         stats, length = request.stats, plan.draft_length
         if request.finished:
             return True

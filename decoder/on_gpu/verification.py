@@ -1,4 +1,4 @@
-"""The target's part of a round on the device, at fixed addresses: verification, verdict, record. A script may stand for the
+"""The target's part of a round on the device, at fixed addresses: verification, verdict, record. A script may replace the
 drafter's proposals."""
 
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from .network import DeviceNetwork
 
 RING = 64  # records kept on the device; more than are ever in flight, and a multiple of each batch
 PATTERN = 1024  # rounds of a script before it repeats
-DRAFT = HEADER + ROWS  # place in a record: from here to HIT, the drafted tokens of its round, as far as there is room
+DRAFT = HEADER + ROWS  # offset in a record: the drafted tokens of its round stand from here to HIT, as far as there is room
 
 
 @dataclass(frozen=True)
 class Script:
-    """A recorded sequence in the place of a drafter's proposals, int32 at fixed addresses: reference [capacity]; accepted
-    [PATTERN], the right drafted tokens of each round; hits [PATTERN], whether a branch serves the next round."""
+    """A recorded sequence in place of a drafter's proposals, int32 at fixed addresses. reference [capacity]: the sequence;
+    accepted [PATTERN]: right drafted tokens per round; hits [PATTERN]: whether a branch serves the next round."""
 
     reference: torch.Tensor
     accepted: torch.Tensor
     hits: torch.Tensor
 
     def load(self, drafter: ScriptedDrafter) -> None:
-        """A request's script; its patterns are repeated."""
+        """Loads a request's script, its patterns repeated."""
         known = torch.tensor(drafter.reference[:len(self.reference)], dtype=torch.int32)
         self.reference.zero_()
         self.reference[:len(known)].copy_(known)
@@ -47,15 +47,15 @@ def new_script(capacity: int, device: torch.device) -> Script:
 
 
 def write_draft_token(token: torch.Tensor, step: int, inputs: DeviceInputs, numerics: Numerics, script: Script | None) -> None:
-    """A drafted token [1], or the script's, becomes row 1 + step of `inputs`."""
+    """Writes a drafted token [1] int32, or the script's, as row 1 + step of `inputs`."""
     draft_token(token, inputs, step=step, schedule=FIXED["draft_token"].schedule, numerics=numerics,
                 reference=script.reference if script else None, accepted=script.accepted if script else None)
 
 
 @dataclass(frozen=True)
 class Record:
-    """One round as the device left it. tokens: emitted ones, -1 where the target's logits hold NaN. hit: a branch serves the next
-    round. broken: a drafted token was none."""
+    """One finished round. tokens: the emitted ones, -1 where the target's logits hold NaN; hit: whether a branch serves the next
+    round; broken: whether the draft held -1, the mark of a drafter whose logits hold NaN."""
 
     tokens: list[int]
     accepted: int
@@ -64,7 +64,10 @@ class Record:
     broken: bool
 
     def emit(self, request: RequestState, drafted: int) -> bool:
-        """Emits the tokens, up to the first one that the target has no answer for; whether it had all."""
+        """Emits the tokens before the first -1. Returns whether there was none, or the request has ended.
+
+        drafted: K of the round.
+        """
         request.stats.drafter_faults += self.broken
         right = next((i for i, token in enumerate(self.tokens) if token < 0), len(self.tokens))
         if right:
@@ -74,20 +77,20 @@ class Record:
 
 
 def read_record(values: list[int], drafted: int, at: int = 0) -> Record:
-    """values: one row of the records. drafted: tokens of each round. at: of the round, in its batch."""
+    """The record in one row of the records. drafted: K; at: index of the round in its batch."""
     places = values[DRAFT + at * drafted:min(DRAFT + (at + 1) * drafted, HIT)]
     return Record(values[HEADER:HEADER + values[0]], values[1], bool(values[2]), bool(values[HIT]), min(places, default=0) < 0)
 
 
 def warn_of_faults(stats: Stats, before: int, drafter: Drafter | None) -> None:
-    """Names the drafter whose drafts held no tokens. before: stats.drafter_faults when the request began."""
+    """Adds a warning if the request's drafts held -1. before: stats.drafter_faults at the request's start."""
     if drafter is not None and stats.drafter_faults > before:
-        stats.warnings.append(f"drafter {drafter.name}: {stats.drafter_faults - before} drafts with tokens that are none, as its "
-                              "logits hold NaN; the tokens are the target's own all the same")
+        stats.warnings.append(f"drafter {drafter.name}: {stats.drafter_faults - before} drafts without a token, because its "
+                              "logits hold NaN; the emitted tokens are the target's own")
 
 
 class Verification:
-    """The target's part of the rounds of one cache. records [RING, RECORD] int32: see kernels/accept.py, and DRAFT."""
+    """The target's part of the rounds of one cache. records [RING, RECORD] int32: see kernels/accept.py and DRAFT."""
 
     def __init__(self, network: DeviceNetwork, cache: DeviceCache) -> None:
         self.network, self.cache = network, cache
@@ -99,37 +102,37 @@ class Verification:
         self._accept = partial(accept, schedule=FIXED["accept"].schedule, numerics=network.recipe.numerics)
 
     def load_script(self, drafter: Drafter | None) -> None:
-        """The script of a request, if it has one."""
+        """Loads the script of a scripted drafter; removes the last one for any other."""
         self.script = None
         if isinstance(drafter, ScriptedDrafter):
             self.tables.load(drafter)
             self.script = self.tables
 
     def begin(self, request: RequestState, plan: RoundPlan, finished: bool = False) -> None:
-        """A request's first round, its script loaded. finished: see DeviceInputs.begin."""
+        """Prepares the inputs for a request, whose script is loaded. finished: see DeviceInputs.begin."""
         self.network.inputs.begin(request.tokens, request.remaining, sorted(plan.end_ids), finished)
 
     def write_draft(self, token: torch.Tensor, step: int) -> None:
-        """A drafted token becomes a row to verify."""
+        """Writes a drafted token [1] int32 as row 1 + step to verify."""
         write_draft_token(token, step, self.network.inputs, self.network.recipe.numerics, self.script)
 
     def verify(self, draft_length: int, tokens: int, layers: tuple[int, ...]) -> None:
-        """The pass over the pending token and the draft, and its winners. tokens: an upper bound of the tokens in the cache after
-        it."""
+        """Launches the pass over the pending token and the draft, and its head. tokens: an upper bound of the tokens in the cache
+        after the pass."""
         rows = draft_length + 1
         self.network.launch(self.cache, rows, self.cache.chunks_for(tokens), layers)
         self.network.launch_head(self.network.decode.space.final[:rows])
 
     def accept(self, draft_length: int, at: int = 0) -> None:
-        """The verdict on that pass, and its record. at: of the round, in its batch."""
+        """Launches the verdict on that pass, and its record. at: index of the round in its batch."""
         inputs, first = self.network.inputs, DRAFT + at * draft_length
         room = min(draft_length, HIT - first)
-        if room > 0:  # in every record: the one of this round is copied to the host before another round is launched
+        if room > 0:  # into every record: only the device knows this round's, and the host has the earlier ones
             self.records[:, first:first + room].copy_(inputs.row_tokens[1:1 + room].expand(len(self.records), room))
         self._accept(self.network.verified.winners, inputs, self.records, draft_length=draft_length)
 
     def fetch(self, slot: int, count: int) -> torch.cuda.Event | None:
-        """Copies `count` records, from `slot` on, to the host; the event tells when they are there."""
+        """Copies `count` records to the host, from `slot` on. Returns the event of the finished copy, None on a CPU."""
         self.host[slot:slot + count].copy_(self.records[slot:slot + count], non_blocking=True)
         if self.network.device.type != "cuda":
             return None

@@ -1,5 +1,4 @@
-"""Python arguments of a caller, checked by type and range: each error names the argument, the value found and the values
-allowed."""
+"""Checks of a caller's arguments by type and range. Each error names the argument, the value found and the values allowed."""
 
 import operator
 import os
@@ -12,17 +11,17 @@ Refusal = type[DecoderError]
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: short, with its type where it isn't a plain number or text."""
+    """A value for an error message: at most 60 characters, with its type unless it is a plain number or text."""
     try:
         text = repr(value)
-    except Exception:  # its own text fails; an int of thousands of digits
+    except Exception:  # a failing __repr__; an int of thousands of digits
         return f"an object of type {type(value).__name__}"
     text = text if len(text) <= 60 else text[:57] + "..."
     return text if isinstance(value, str | int | float | None) else f"{text} ({type(value).__name__})"
 
 
 def as_id(value: object) -> int | None:
-    """A whole number, numpy's and torch's included; None for anything else, bool included."""
+    """A whole number as an int, numpy's and torch's included; None for anything else, bool included."""
     if isinstance(value, bool) or "bool" in type(value).__name__:
         return None
     try:
@@ -32,7 +31,11 @@ def as_id(value: object) -> int | None:
 
 
 def whole(name: str, value: object, low: int, high: int | None = None, why: str = "", error: Refusal = RequestError) -> int:
-    """An int of low..high. why: where `high` comes from."""
+    """The value as an int. high: None for no upper limit; why: the source of `high`, for the message.
+
+    Raises:
+        error: not a whole number of low..high.
+    """
     number = as_id(value)
     if number is None or number < low or (high is not None and number > high):
         allowed = f"at least {low}" if high is None else f"{low} to {high}"
@@ -41,21 +44,25 @@ def whole(name: str, value: object, low: int, high: int | None = None, why: str 
 
 
 def number(name: str, value: object, expected: str) -> float:
-    """A finite real number as a float. expected: of the error."""
+    """The value as a float. expected: for the message.
+
+    Raises:
+        RequestError: not a finite real number.
+    """
     if isinstance(value, bool) or not isinstance(value, Real) or not abs(float(value)) < float("inf"):
         raise RequestError(f"{name} is {shown(value)}", expected=expected)
     return float(value)
 
 
 def switch(name: str, value: object, error: Refusal = RequestError) -> bool:
-    """True or False."""
+    """The value as a bool. Raises `error` for anything but a bool, numpy's included."""
     if not isinstance(value, bool) and type(value).__name__ != "bool":  # numpy's
         raise error(f"{name} is {shown(value)}", expected="True or False")
     return bool(value)
 
 
 def elements(name: str, value: object, expected: str) -> list[object]:
-    """The elements of anything but a text or a table."""
+    """The elements of any iterable but a text or a mapping. Raises RequestError for anything else."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         try:
             return list(value)
@@ -65,7 +72,7 @@ def elements(name: str, value: object, expected: str) -> list[object]:
 
 
 def token_ids(name: str, value: object, limit: int) -> list[int]:
-    """Token ids of 0..limit - 1 in one dimension."""
+    """The value as a list of token ids. Raises RequestError unless all are whole numbers of 0..limit - 1."""
     expected = f"a list of token ids, whole numbers from 0 to {limit - 1}"
     found = []
     for item in elements(name, value, expected):
@@ -78,7 +85,8 @@ def token_ids(name: str, value: object, limit: int) -> list[int]:
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """Non-empty strings; one string stands for itself, None for none."""
+    """The value as strings: one string is a tuple of one, None an empty tuple. Raises RequestError for an empty string or
+    anything but a string."""
     found = [] if value is None else [value] if isinstance(value, str) else elements(name, value, "a string or a list of strings")
     for item in found:
         if not isinstance(item, str) or not item:
@@ -87,7 +95,7 @@ def texts(name: str, value: object) -> tuple[str, ...]:
 
 
 def path_text(name: str, value: object, error: Refusal) -> str:
-    """A path or a name as text: str and os.PathLike."""
+    """A str or os.PathLike as text. Raises `error` for anything else, an empty text, or a text with NUL."""
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value)
         if isinstance(text, str) and text and "\0" not in text:

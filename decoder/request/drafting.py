@@ -1,10 +1,10 @@
-"""A request's drafter, trusted with nothing: whatever it returns, raises or does not do, the request goes on without that draft.
+"""A request's drafter, which isn't trusted: after a wrong answer, an error or a timeout the request goes on without that draft.
 
-The drafter works on a thread of its own, so that SSD's branches are prepared while the target verifies, and so that a drafter
-that never answers can be left alone. Every answer is checked: a draft is cut before the first entry that is no token id of the
-target, and at the length asked for. A fault is counted in `stats.drafter_faults`; the first one of a request is named in
-`stats.warnings`. After `MOST_ERRORS` errors, or one answer that took longer than the decoder's `drafter_timeout_s`, the drafter
-is not asked again in this request, which goes on one token per round.
+The drafter runs on a thread of its own. It prepares SSD's branches there while the target verifies, and a drafter that never
+answers can be abandoned. Every answer is checked: a draft is cut before the first entry that is no token id of the target, and at
+the requested length. `stats.drafter_faults` counts faults; `stats.warnings` names the first one of a request. After `MOST_ERRORS`
+errors, or one answer later than the decoder's `drafter_timeout_s`, the drafter isn't asked again in this request, which goes on
+with one token per round.
 """
 
 import queue
@@ -26,8 +26,8 @@ from .arguments import as_id, shown
 if TYPE_CHECKING:
     import torch
 
-TIMEOUT_S = 120.0  # for one answer: a first request may compile the drafter's kernels
-MOST_ERRORS = 3
+TIMEOUT_S = 120.0  # per answer: a first request may compile the drafter's kernels
+MOST_ERRORS = 3  # errors per request, after which the drafter isn't asked again
 THREAD = "tune-kernels-drafter"
 
 T = TypeVar("T")
@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """A checked answer, and what was wrong with it, if anything. raised: an error came in its place; started and ended in seconds
-    of perf_counter."""
+    """A checked answer. problem: the fault of the answer, "" for none; raised: the drafter raised an error; started, ended:
+    seconds of perf_counter."""
 
     value: T
     problem: str = ""
@@ -45,11 +45,11 @@ class Answer(Generic[T]):
     ended: float = 0.0
 
 
-Prepared = Future[Answer[Branch]] | None  # branches to come; None if the drafter isn't asked any more
+Prepared = Future[Answer[Branch]] | None  # pending branches; None if the drafter isn't asked any more
 
 
 class Worker:
-    """A thread that does one job after another. A daemon: a job that never ends doesn't keep the process."""
+    """A thread that runs one job after another. It is a daemon: a job that never ends doesn't keep the process alive."""
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -61,14 +61,14 @@ class Worker:
             job()
 
     def ask(self, name: str, question: Callable[[], Answer[T]], default: T) -> "Future[Answer[T]]":
-        """The answer to come; an error becomes an answer as well. default: its value then."""
+        """Queues a question. An error becomes an answer with the value `default`."""
         future: Future[Answer[T]] = Future()
 
         def job() -> None:
             started = time.perf_counter()
             try:
                 answer = question()
-            except BaseException as e:  # whatever a drafter raises, SystemExit included
+            except BaseException as e:  # any error of a drafter, SystemExit included
                 answer = Answer(default, f"{name} raised {described(e)}", raised=True)
             future.set_result(replace(answer, started=started, ended=time.perf_counter()))
 
@@ -76,13 +76,13 @@ class Worker:
         return future
 
     def stop(self) -> None:
-        """Lets the thread end after the jobs it has."""
+        """Ends the thread after the queued jobs."""
         self.jobs.put(None)
 
 
 class Drafting:
-    """The drafter of one request. target: whose token ids and layers its answers must name; busy: whether it still works on an
-    earlier request, and so can't be asked."""
+    """The drafter of one request. target: answers are checked against its vocabulary and layers; timeout_s: seconds per answer;
+    busy: the drafter still works on an earlier request, so this one can't ask it."""
 
     def __init__(self, drafter: Drafter, target: Model, stats: Stats, timeout_s: float, busy: bool = False) -> None:
         self.drafter, self.vocab_limit, self.stats, self.timeout_s = drafter, target.vocab_limit, stats, timeout_s
@@ -96,17 +96,17 @@ class Drafting:
 
     @property
     def busy(self) -> bool:
-        """Whether its thread still works for this drafter."""
+        """Whether the drafter's thread still runs."""
         return self.worker.thread.is_alive()
 
     def start(self, tokens: list[int], features: "torch.Tensor | None", chooser: Chooser) -> None:
-        """See drafter.Drafter.start. A drafter that fails here isn't asked again."""
+        """See drafter.Drafter.start. A drafter that fails here isn't asked again in this request."""
         before = self.stats.drafter_faults
         self._tell("start", lambda: self.drafter.start(list(tokens), features, chooser))
         self.dismissed = self.dismissed or self.stats.drafter_faults > before
 
     def draft(self, tokens: list[int], length: int) -> list[int]:
-        """At most `length` token ids."""
+        """A checked draft of at most `length` token ids."""
         return self._ask("draft", lambda: checked_draft(self.drafter.draft(list(tokens), length), length, self.vocab_limit), [])
 
     def accept(self, outcome: Outcome) -> None:
@@ -115,7 +115,7 @@ class Drafting:
         self._tell("accept", lambda: self.drafter.accept(own))
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Prepared:
-        """Begins to prepare branches; returns at once."""
+        """Starts the preparation of branches and returns at once. See drafter.Drafter.prepare."""
         if self.dismissed:
             return None
         tokens, draft = list(tokens), list(draft)
@@ -123,7 +123,7 @@ class Drafting:
             self.drafter.prepare(tokens, draft, branches, length), branches, length, self.vocab_limit), {})
 
     def branches(self, prepared: Prepared) -> Branch:
-        """The branches of `prepare`, waited for if need be."""
+        """Waits for the branches of `prepare`; counts overlap and waiting time in stats."""
         if prepared is None:
             return {}
         verified = time.perf_counter()
@@ -148,7 +148,7 @@ class Drafting:
         return default if answer is None else answer.value
 
     def _wait(self, name: str, future: "Future[Answer[T]]") -> Answer[T] | None:
-        """The answer, with its problem counted; None if it takes too long."""
+        """The answer, its problem counted; None after the timeout."""
         try:
             answer = future.result(self.timeout_s)
         except TimeoutError:
@@ -162,29 +162,29 @@ class Drafting:
         return answer
 
     def fault(self, problem: str) -> None:
-        """Counts a fault; names the first one."""
+        """Counts a fault, and adds a warning for the first one of the request."""
         if not self.stats.drafter_faults:
-            self.stats.warnings.append(f"drafter {self.name}: {problem}; the tokens are the target's own all the same")
+            self.stats.warnings.append(f"drafter {self.name}: {problem}; the emitted tokens are the target's own")
         self.stats.drafter_faults += 1
 
     def close(self, wait_s: float) -> None:
-        """No more questions; waits for the last answer, at most `wait_s`."""
+        """Ends the questions and waits for the last answer, at most `wait_s` seconds."""
         self.worker.stop()
         self.worker.thread.join(0 if self.timed_out else wait_s)
 
 
 def described(error: BaseException) -> str:
-    """An error by its type and the first line of its text."""
+    """An error's type and the first line of its text, cut at 200 characters."""
     try:
         text = error.found if isinstance(error, DecoderError) else str(error)
         lines = text.splitlines()
-    except Exception:  # its own text fails
+    except Exception:  # a failing __str__
         lines = []
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def checked_layers(layers: Iterable[object], count: int) -> Answer[tuple[int, ...]]:
-    """Indices of the target's layers; none where one isn't."""
+    """Indices of the target's layers; none if any entry isn't one. count: layers of the target."""
     found = [as_id(layer) for layer in islice(layers, count + 1)]
     known = tuple(layer for layer in found if layer is not None and 0 <= layer < count)
     if len(known) != len(found) or len(set(known)) != len(known):
@@ -193,24 +193,24 @@ def checked_layers(layers: Iterable[object], count: int) -> Answer[tuple[int, ..
 
 
 def checked_draft(draft: object, length: int, limit: int) -> Answer[list[int]]:
-    """The token ids that a draft begins with, at most `length`."""
+    """The draft up to its first entry that is no token id below `limit`, at most `length` tokens."""
     if isinstance(draft, str | bytes | Mapping | set) or not isinstance(draft, Iterable):
-        return Answer([], f"a draft is {shown(draft)}, no list of token ids")
+        return Answer([], f"the draft is {shown(draft)}, not a list of token ids")
     tokens: list[int] = []
     for item in islice(draft, length + 1):
         token = as_id(item)
         if token is None or not 0 <= token < limit:
-            return Answer(tokens, f"a draft holds {shown(item)}, no token id below {limit}")
+            return Answer(tokens, f"the draft holds {shown(item)}, not a token id below {limit}")
         tokens.append(token)
     if len(tokens) > length:
-        return Answer(tokens[:length], f"a draft of more than {length} tokens")
+        return Answer(tokens[:length], f"the draft has more than {length} tokens")
     return Answer(tokens)
 
 
 def checked_branches(ready: object, branches: int, length: int, limit: int) -> Answer[Branch]:
-    """The branches whose outcome and draft are well formed, at most `branches`."""
+    """The well-formed branches, at most `branches`; each draft as in `checked_draft`."""
     if not isinstance(ready, Mapping):
-        return Answer({}, f"branches are {shown(ready)}, no table of drafts by outcome")
+        return Answer({}, f"the branches are {shown(ready)}, not a mapping from outcome to draft")
     found: Branch = {}
     problem = f"more than {branches} branches" if len(ready) > branches else ""
     for key, made in islice(ready.items(), branches):

@@ -1,6 +1,6 @@
-"""The output of a request so far, and its end: end-of-sequence ids, stop ids, stop strings, the limit.
+"""The output of a request, and its end: end-of-sequence ids, stop ids, stop strings, the limit.
 
-Tokens are added one at a time, whatever the size of a round, so a request ends exactly where one-token decoding would end it.
+Tokens are added one at a time, whatever the size of a round: every mode ends a request at the same token.
 """
 
 from dataclasses import dataclass, field
@@ -10,21 +10,22 @@ from .tokenizer import TextStream, Tokenizer
 
 
 class Alternative(TypedDict):
-    """A token and its natural logarithm of probability."""
+    """A token and the natural logarithm of its probability."""
 
     token_id: int
     logprob: float
 
 
 class TokenLogprob(Alternative):
-    """Of an emitted token; top: the most likely tokens in its place, most likely first."""
+    """The log-probability of an emitted token. top: the most likely tokens in its place, most likely first."""
 
     top: list[Alternative]
 
 
 @dataclass(frozen=True)
 class EndRules:
-    """When a request ends. eos_ids: the model's, empty if they are ignored; stop_ids and stop: the request's own."""
+    """The conditions that end a request. eos_ids: the model's, empty if ignored; stop_ids, stop: the request's ids and
+    strings."""
 
     max_new_tokens: int
     eos_ids: frozenset[int] = frozenset()
@@ -34,8 +35,11 @@ class EndRules:
 
 @dataclass
 class Output:
-    """token_ids end with the id that ended the request, if one did; text ends before the stop string and holds no special token.
-    finish_reason: None while the request runs, then `eos`, `stop` (an id or a string of the request) or `length`."""
+    """The tokens and text of a request so far.
+
+    token_ids: include the id that ended the request. text: ends before the stop string and holds no special token. finish_reason:
+    None while the request runs, then `eos`, `stop` (an id or a string of the request) or `length`.
+    """
 
     rules: EndRules
     tokenizer: Tokenizer | None = None
@@ -50,11 +54,11 @@ class Output:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still come."""
+        """Tokens that may still be emitted."""
         return self.rules.max_new_tokens - len(self.token_ids)
 
     def push(self, token: int) -> None:
-        """Adds one token. At the same token an end id comes before a stop string, and a stop string before the limit."""
+        """Adds one token. If one token meets several conditions, an end id precedes a stop string, and that the limit."""
         assert self.finish_reason is None
         self.token_ids.append(token)
         if token in self.rules.eos_ids:
@@ -67,8 +71,8 @@ class Output:
                 self._end("length")
 
     def _extend(self, piece: str) -> None:
-        """Adds text. The stop string that is complete first ends the request, as if characters came one by one; of those complete
-        at the same character the longest one, whose text begins first."""
+        """Adds text, as if characters came one by one: the stop string that is complete first ends the request; of several
+        complete at the same character, the longest."""
         before = len(self.text)
         self.text += piece
         found = [(at + len(stop), at) for stop in self.rules.stop
@@ -83,7 +87,7 @@ class Output:
         self.finish_reason = self.finish_reason or reason
 
     def release(self) -> str:
-        """The text that has not been released yet and that no stop string can take back."""
+        """The text since the last call, less an end that may begin a stop string."""
         end = len(self.text)
         if self.finish_reason is None:
             end -= max((held_back(self.text, stop) for stop in self.rules.stop), default=0)
@@ -93,7 +97,7 @@ class Output:
 
 
 def held_back(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
+    """The length of the longest proper prefix of `stop` that ends `text`."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return size

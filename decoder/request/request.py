@@ -1,4 +1,4 @@
-"""One request, checked before anything runs: its prompt as token ids, its options, and the ids and strings that end it."""
+"""One request, checked before anything runs: its prompt as token ids, its options, its end conditions."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,23 @@ from ..backend import Model
 from ..drafter import Drafter, max_rows, name_of
 from ..errors import RequestError
 from ..sampling import SEEDS, Chooser
+from ..stats import MODES
 from .arguments import as_id, elements, number, shown, switch, texts, token_ids, whole
 from .output import EndRules
 from .tokenizer import Tokenizer
 
-MODES = ("ar", "sd", "ssd")
 MOST_TOKENS = 2**31 - 1  # positions are int32
-COOLEST = 1e-6  # least temperature above 0: logits over it stay far from fp64's largest number
+COOLEST = 1e-6  # least temperature above 0: logits / temperature stays far from fp64's largest number
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 class RequestOptions(TypedDict, total=False):
-    """Of `generate` and `stream`, with their defaults.
+    """The options of `generate` and `stream`; defaults in parentheses.
 
-    max_new_tokens (128); draft_length (4), K; branches (4), outcomes that SSD prepares for; stop, strings that end the request
-    and are no part of the text; stop_token_ids, ids that end it and are part of the ids; ignore_eos (False); temperature (0,
-    greedy); top_p (1); seed, 0..2^64 - 1, drawn by lot where None; logprobs, alternatives to list beside each token, None for no
+    max_new_tokens (128). draft_length (4): K. branches (4): outcomes that SSD prepares for. stop: strings that end the request
+    and aren't part of the text. stop_token_ids: ids that end the request and are part of its ids. ignore_eos (False). temperature
+    (0): 0 is greedy. top_p (1). seed (random): 0..2^64 - 1. logprobs (None): alternatives per token; None for no
     log-probabilities.
     """
 
@@ -44,7 +44,7 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Server:
-    """The parts of a decoder that a request is checked against."""
+    """The parts of a decoder. A request is checked against them."""
 
     model: Model
     tokenizer: Tokenizer | None
@@ -56,7 +56,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that the decoder can serve. logprobs: alternatives beside each token; None records no log-probabilities."""
+    """A checked request. logprobs: alternatives per token; None for no log-probabilities."""
 
     prompt: list[int]
     mode: str
@@ -71,7 +71,8 @@ def checked(server: Server, prompt: Prompt, mode: str | None, options: RequestOp
     """The request, with the defaults of RequestOptions.
 
     Raises:
-        RequestError: an argument of a wrong type or out of range; an unknown one; a request that needs more than there is.
+        RequestError: an option is unknown, of a wrong type or out of range; the request needs a drafter, a tokenizer or slots
+            that the decoder lacks.
     """
     unknown = sorted(set(options) - set(RequestOptions.__annotations__))
     if unknown:
@@ -89,7 +90,7 @@ def checked(server: Server, prompt: Prompt, mode: str | None, options: RequestOp
 
 
 def prompt_ids(server: Server, prompt: object) -> list[int]:
-    """The prompt as token ids: text by the tokenizer, messages by the chat template, ids as they are.
+    """The prompt as token ids: text by the tokenizer, messages by the chat template, ids unchanged.
 
     Raises:
         RequestError: an empty prompt; text without a tokenizer; an id that the model doesn't have.
@@ -100,7 +101,7 @@ def prompt_ids(server: Server, prompt: object) -> list[int]:
                          "a text, a list of chat messages, or a list of token ids")
     is_chat = bool(items) and isinstance(items[0], Mapping)
     if server.tokenizer is None and (text is not None or is_chat):
-        raise RequestError("this model has no tokenizer", expected="token ids as the prompt")
+        raise RequestError("the model has no tokenizer", expected="token ids as the prompt")
     if text is not None and server.tokenizer:
         ids = server.tokenizer.encode(text)
     elif is_chat and server.tokenizer:
@@ -144,10 +145,10 @@ def _check_room(server: Server, prompt: int, max_new_tokens: int) -> None:
 
 
 def _end_rules(server: Server, options: RequestOptions, limit: int) -> EndRules:
-    """A stop string that is a special token ends the request by that token's id: no text holds it."""
+    """The conditions that end the request. A stop string that is a special token becomes a stop id: no text holds it."""
     stop = texts("stop", options.get("stop"))
     if stop and server.tokenizer is None:
-        raise RequestError("stop strings need a tokenizer; this model has none", action="pass stop_token_ids")
+        raise RequestError("stop strings need a tokenizer; the model has none", action="pass stop_token_ids")
     special = server.tokenizer.special_ids if server.tokenizer else {}
     stop_ids = token_ids("stop_token_ids", options.get("stop_token_ids", ()), server.model.shape.vocab_size)
     eos = frozenset[int]() if switch("ignore_eos", options.get("ignore_eos", False)) else server.eos_ids

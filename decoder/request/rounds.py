@@ -1,7 +1,8 @@
-"""The rounds of the three decoders, driven from Python. Each loop yields after every round, when its tokens are out.
+"""The rounds of AR, SD and SSD, driven from Python. Each loop yields after every round, when its tokens are emitted.
 
 AR: one token per pass. SD: draft, verify, accept. SSD: while the target verifies, the drafter's thread prepares the next draft
-for the likely outcomes; a hit serves it, a miss drafts at once. Every emitted token is the target's choice in all three.
+for the likely outcomes; on a hit that draft is used, on a miss the drafter drafts at once. Every emitted token is the target's
+choice in all three.
 """
 
 import time
@@ -13,14 +14,14 @@ from .session import Session
 
 
 def autoregressive(session: Session) -> Iterator[None]:
-    """AR: rounds without a draft."""
+    """AR: every round verifies an empty draft."""
     while not session.finished:
         session.emit(session.verify([]))
         yield
 
 
 def speculative(session: Session, drafting: Drafting, draft_length: int) -> Iterator[None]:
-    """SD: the drafter proposes, the target checks the whole draft in one pass."""
+    """SD: the drafter proposes, the target verifies the whole draft in one pass."""
     while not session.finished:
         draft = propose(session, drafting, draft_length)
         finish_round(session, drafting, draft)
@@ -28,7 +29,7 @@ def speculative(session: Session, drafting: Drafting, draft_length: int) -> Iter
 
 
 def speculative_speculative(session: Session, drafting: Drafting, draft_length: int, branches: int) -> Iterator[None]:
-    """SSD (Kumar, Dao, May): as SD, with the next draft prepared while this one is being verified."""
+    """SSD (Kumar, Dao, May): as SD, but the drafter prepares next drafts while the target verifies this one."""
     draft = [] if session.finished else propose(session, drafting, draft_length)
     while not session.finished:
         prepared = drafting.prepare(session.tokens, draft, branches, session.room(draft_length))
@@ -47,7 +48,7 @@ def speculative_speculative(session: Session, drafting: Drafting, draft_length: 
 
 def finish_round(session: Session, drafting: Drafting, draft: list[int],
                  prepared: Prepared = None) -> tuple[Outcome, Branch]:
-    """Verifies a draft, waits for the branches prepared meanwhile, emits the tokens and tells the drafter the outcome."""
+    """Verifies a draft, waits for the prepared branches, emits the tokens and gives the drafter the outcome."""
     outcome = session.verify(draft)
     ready = drafting.branches(prepared)
     if outcome.drafted < len(draft):
@@ -59,7 +60,7 @@ def finish_round(session: Session, drafting: Drafting, draft: list[int],
 
 
 def propose(session: Session, drafting: Drafting, draft_length: int) -> list[int]:
-    """A draft for the round that begins now, timed."""
+    """A draft for the next round; its time goes to stats.draft_s."""
     started = time.perf_counter()
     draft = drafting.draft(session.tokens, session.room(draft_length))
     session.stats.draft_s += time.perf_counter() - started

@@ -1,7 +1,7 @@
 """One request on one target: its tokens, its cache, and the verification of a draft.
 
-Between rounds the cache holds every token but the last one, which is pending. A round feeds the pending token and
-the draft in one pass; row i chooses the token after them, and the draft is right as far as it equals those choices.
+Between rounds the cache holds every token but the last one, which is pending. A round feeds the pending token and the draft in
+one pass. Row i chooses the token after its own; a drafted token is right if it equals the choice of the row before it.
 """
 
 import time
@@ -20,7 +20,7 @@ from .request import Request
 
 
 class Session:
-    """layers: target layers whose output the drafter wants."""
+    """One request's tokens and rounds. layers: target layers whose features the drafter reads."""
 
     def __init__(self, model: Model, cache: Cache, request: Request, output: Output, stats: Stats,
                  layers: tuple[int, ...] = ()) -> None:
@@ -38,11 +38,12 @@ class Session:
         return self.output.remaining
 
     def room(self, length: int) -> int:
-        """Tokens worth drafting: the recovery token takes one of those that may still come."""
+        """Tokens worth drafting, at most `length`: the recovery token takes one of the remaining tokens."""
         return max(min(length, self.remaining - 1), 0)
 
     def prefill(self) -> torch.Tensor | None:
-        """Feeds the prompt and emits the first token; the features of the prompt's rows, if any are wanted."""
+        """Feeds the prompt and emits the first token. Returns the features of the prompt's rows [rows, n_layers * hidden_size],
+        None without `layers`."""
         started = time.perf_counter()
         self.cache.clear()
         kept: list[torch.Tensor] = []
@@ -58,10 +59,10 @@ class Session:
         return torch.cat(kept) if kept else None
 
     def verify(self, draft: list[int]) -> Outcome:
-        """One pass over the pending token and the draft; keeps the right tokens and forgets the rest.
+        """One pass over the pending token and the draft. The cache keeps the right tokens alone.
 
-        Where it has no answer, it is repeated without the draft: a drafted token on which the target's own numbers overflow
-        reaches the rows beside it (0 x NaN is NaN), and AR never sees that token. The outcome's `drafted` is 0 then.
+        A pass without an answer is repeated without the draft, and the outcome's `drafted` is 0: a drafted token on which the
+        target's own numbers overflow reaches the rows beside it (0 x NaN is NaN), and AR never sees that token.
         """
         started = time.perf_counter()
         assert all(0 <= token < self.model.vocab_limit for token in draft), f"drafted {draft}"
@@ -83,10 +84,10 @@ class Session:
         self.stats.count_round(outcome.drafted, outcome.accepted, kept)
 
     def push(self, tokens: list[int], entries: Sequence[TokenLogprob] = ()) -> int:
-        """Emits tokens until the request ends; how many were emitted. -1 stands for a row of logits without an answer.
+        """Emits tokens until the request ends. Returns the number of emitted tokens. -1 marks a row of logits without an answer.
 
         Raises:
-            NumericsError: the request goes on to a token that has no answer, as AR would.
+            NumericsError: the request reaches a -1.
         """
         for count, token in enumerate(tokens):
             if token < 0:
@@ -100,8 +101,8 @@ class Session:
         return len(tokens)
 
     def _choose(self, hidden: Hidden, draft: list[int]) -> tuple[list[int], list[TokenLogprob]]:
-        """The target's tokens for this pass: as many as drafted ones are right, and one more, -1 where its row has no answer; and
-        their log-probabilities. Rows past these are not judged: AR never computes them."""
+        """(the target's tokens, their log-probabilities): one token per right drafted token and one more; -1 for a row without an
+        answer. Later rows aren't judged: AR never computes them."""
         chosen: list[int] = []
         entries: list[TokenLogprob] = []
         if self.chooser.greedy and self.logprobs is None:
@@ -118,12 +119,12 @@ class Session:
 
 
 def first_wrong(draft: list[int], right: list[int]) -> int:
-    """How many tokens of the draft are right before the first wrong one."""
+    """The index of the draft's first wrong token; its length if all are right."""
     return next((i for i, token in enumerate(draft) if token != right[i]), len(draft))
 
 
 def token_logprob(logits: np.ndarray, token: int, alternatives: int) -> TokenLogprob:
-    """The log-probability of a token, and of the most likely ones: logits [vocab_size] in fp32."""
+    """The log-probabilities of a token and of the most likely ones. logits [vocab_size]: fp32."""
     log_p = log_softmax(logits)
     top: list[Alternative] = [{"token_id": t, "logprob": float(log_p[t])} for t in most_likely(log_p, alternatives)] \
         if alternatives else []

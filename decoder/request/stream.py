@@ -1,5 +1,5 @@
-"""The life of one request on a decoder: it holds the decoder's lease from its start until it ends, fails, is closed or is
-dropped."""
+"""The life of one request on a decoder. It holds the decoder's lease from its start until it ends, fails, is closed or is
+garbage-collected."""
 
 import threading
 from collections.abc import Callable, Generator
@@ -14,8 +14,8 @@ from .output import Output, TokenLogprob
 
 @dataclass(frozen=True)
 class Result:
-    """token_ids: every emitted id, the id that ended the request included. text: None for a model without tokenizer.
-    finish_reason: `eos`, `stop` or `length`. logprobs: one entry per token where asked for, else None."""
+    """A finished request. text: None for a model without tokenizer; token_ids: every emitted id, the end id included;
+    finish_reason: `eos`, `stop` or `length`; logprobs: one entry per token, None if not requested."""
 
     text: str | None
     token_ids: list[int]
@@ -25,14 +25,14 @@ class Result:
 
 
 class Lease:
-    """A decoder serves one request at a time. The holder is named in the refusal of another one."""
+    """The right to use a decoder, which serves one request at a time. The refusal of another request names the holder."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holder: Callable[[], str] | None = None
 
     def acquire(self, holder: Callable[[], str]) -> None:
-        """Takes the decoder for a request.
+        """Takes the decoder for a request. holder: describes the request, for the refusal of another one.
 
         Raises:
             RequestError: another request holds it.
@@ -51,10 +51,10 @@ class Lease:
 
 
 class Stream:
-    """The pieces of text of one request, in order; together they are `result.text`. An iterator and a context manager.
+    """An iterator over the text of one request, in pieces that add up to `result.text`. Also a context manager.
 
-    The decoder is taken until the last piece is out, an error is raised, `close` is called, the `with` block ends, or the
-    stream is dropped. One thread at a time may read it; any thread may close it.
+    The stream holds the decoder until its last piece, an error, `close`, the end of the `with` block, or its garbage collection.
+    One thread at a time may read it; any thread may close it.
     """
 
     def __init__(self, rounds: Generator[None, None, None], output: Output, finish: Callable[[], Result],
@@ -81,7 +81,7 @@ class Stream:
                 self._give_back()
 
     def _piece(self) -> str:
-        """The next text that is certain; runs rounds until there is some."""
+        """Runs rounds until there is text that no stop string can take back."""
         while not self._closed:
             next(self._rounds)
             piece = self._output.release()
@@ -95,15 +95,15 @@ class Stream:
 
     @property
     def closed(self) -> bool:
-        """Whether the request has ended, at its end or by `close`."""
+        """Whether the request has ended, by itself, an error or `close`."""
         return self._closed
 
     @property
     def result(self) -> Result:
-        """The whole result.
+        """The result of the finished request.
 
         Raises:
-            RequestError: the request has not ended, or was closed before its end.
+            RequestError: the request still runs, or was closed before its end.
         """
         if self._result is None:
             raise RequestError("this stream has no result: " + ("it was closed before its end" if self._closed else "it is still "
@@ -111,12 +111,12 @@ class Stream:
         return self._result
 
     def close(self) -> None:
-        """Ends the request and gives the decoder back; after a round under way in another thread. Harmless when repeated."""
+        """Ends the request and releases the decoder, after the current round if another thread reads. May be called again."""
         self._closed = True
         self._give_back()
 
     def _give_back(self) -> None:
-        """Once nobody reads: ends the rounds and releases the decoder."""
+        """Ends the rounds and releases the decoder, unless a thread reads: that one does so after its round."""
         if self._reading.acquire(blocking=False):
             try:
                 if not self._released:
@@ -135,5 +135,5 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # at the interpreter's end anything may be gone
+        with suppress(Exception):  # at interpreter exit, modules may be gone already
             self.close()

@@ -12,7 +12,7 @@ from tune_kernels.decoder.on_gpu.model import TritonModel
 from tune_kernels.schedules.recipe import Recipe
 from tune_kernels.shapes.model import ModelShape
 
-PROMPTS = [{"name": name, "kind": name, "text": text} for name, text in (("code", "def f(x):"), ("prose", "It was"))]
+PROMPTS = tuple(bench.Prompt(name, name, text) for name, text in (("code", "def f(x):"), ("prose", "It was")))
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_the_first_folder_is_written_to(folder: Path, promoted: Path, checks: di
     mine = tmp_path / "data" / "tune-kernels" / "schedules"
     assert {r.evidence.weights for r in rows(mine).values()} == {"path:tiny"}
     assert f"promoted: {mine}" in done.stdout
-    assert "evidence of path:tiny, before of random:0" in done.stdout
+    assert "evidence of path:tiny; before: random:0" in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["agreement", "reference"])

@@ -155,7 +155,7 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(tiny_folders: dict[str, P
     with pytest.raises(RequestError, match="no tokenizer"):
         decoder.stream(PROMPT)
     (bare / "tokenizer.json").write_text("{")
-    with pytest.raises(LoadError, match="no tokenizer that can be read"):
+    with pytest.raises(LoadError, match="no readable tokenizer"):
         Decoder.load(bare, recipe=recipe_of("fp32"))
 
 
