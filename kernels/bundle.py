@@ -20,6 +20,7 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 
 from ..shapes.errors import UserError
 from ..shapes.fields import read_table, require_name
@@ -50,24 +51,67 @@ def normalised_source(source: str) -> str:
 
 
 def jitted_sources(kernel: Jitted) -> dict[str, str]:
-    """By name: normalised source of a jitted function and of the project's jitted functions it calls; their global constants."""
+    """By name: normalised source of a jitted function and of all jitted functions it calls, in any module but Triton's; their
+    constants."""
     from triton.runtime.jit import JITCallable
 
     found: dict[str, str] = {}
+    seen: list[Jitted] = []
     waiting: list[Jitted] = [kernel]
     while waiting:
         function = waiting.pop()
-        if function.__name__ in found:
+        if any(function is known for known in seen):
             continue
-        found[function.__name__] = normalised_source(function.src)
-        for name in sorted(function.fn.__code__.co_names):
-            value = function.__globals__.get(name)
+        seen.append(function)
+        _add(found, function.__name__, function.__module__, normalised_source(function.src))
+        for name, module, value in _named(function.fn):
             if isinstance(value, JITCallable):
                 if not value.__module__.startswith("triton."):
                     waiting.append(value)
-            elif isinstance(value, (int, float, str, bool)):
-                found[f"global {name}"] = repr(value)
+            elif (text := _constant(value)) is not None:
+                _add(found, f"global {name}", module, text)
     return found
+
+
+def _add(found: dict[str, str], name: str, module: str, text: str) -> None:
+    """Under the name; of a second one that differs also its module's, since two modules may have one name for two things."""
+    if found.setdefault(name, text) != text:
+        found[f"{name} of {module}"] = text
+
+
+def _named(function: FunctionType) -> Iterator[tuple[str, str, object]]:
+    """(name, module, value) of the globals, closed-over variables and attributes of modules that a function's code names."""
+    names = sorted({name for code in _codes(function.__code__) for name in code.co_names})
+    cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+    scope = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells}}
+    for name in [*names, *function.__code__.co_freevars]:
+        value = scope.get(name)
+        yield name, function.__module__, value
+        if isinstance(value, ModuleType) and value.__name__.split(".")[0] != "triton":
+            yield from ((other, value.__name__, getattr(value, other)) for other in names if hasattr(value, other))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions and comprehensions in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
+
+
+def _constant(value: object) -> str | None:
+    """A constant as the digest has it, or None if it is none."""
+    from triton.language import constexpr, dtype
+
+    if isinstance(value, constexpr):
+        return f"constexpr {_constant(value.value) or value.value!r}"
+    if isinstance(value, (int, float, str, bool)):
+        return repr(value)
+    if isinstance(value, dtype):
+        return str(value)
+    if isinstance(value, (tuple, list)):
+        return str([_constant(part) for part in value])
+    return None
 
 
 @cache
@@ -82,7 +126,7 @@ def _digest(source: TritonValue, chosen: TritonValue, capability: int) -> str:
     options["extern_libs"] = [(name, file_digest(path)) for name, path in options["extern_libs"]]
     parts = {
         "source": kernel_digest(source.fn), "signature": list(source.signature.items()),
-        "constants": sorted((str(k), str(v)) for k, v in source.constants.items()),
+        "constants": sorted((str(k), _constant_key(v)) for k, v in source.constants.items()),
         "attributes": sorted((str(k), str(v)) for k, v in source.attrs.items() if v),
         "options": {k: str(v) for k, v in sorted(options.items())}, "target": capability,
         "toolchain": identity(capability),
@@ -90,17 +134,25 @@ def _digest(source: TritonValue, chosen: TritonValue, capability: int) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def _constant_key(value: TritonValue) -> str:
+    """A constant in an artefact's key: of a function its source, of text with its quotes, for "1" is not 1."""
+    from triton.runtime.jit import JITCallable
+
+    if isinstance(value, JITCallable):
+        return kernel_digest(value)
+    return repr(value) if isinstance(value, str) else str(value)
+
+
 def source_of(launch: Launch) -> TritonValue:
     """Triton's ASTSource of a launch."""
     from triton.compiler import ASTSource
 
-    constants = {(launch.kernel.arg_names.index(k),): v for k, v in launch.constants.items()}
-    return ASTSource(launch.kernel, launch.signature(), constants, launch.attributes())
+    return ASTSource(launch.kernel, launch.signature(), launch.constant_paths(), launch.attributes())
 
 
 def compiler_options(launch: Launch, capability: int) -> TritonValue:
     """Triton's full options for a launch."""
-    return backend_of(capability).parse_options({**launch.options, "debug": False, "instrumentation_mode": ""})
+    return backend_of(capability).parse_options({"debug": False, "instrumentation_mode": "", **launch.options})
 
 
 def artefact_key(launch: Launch, capability: int) -> str:

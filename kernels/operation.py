@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..schedules.recipe import Numerics
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import Schedule, knobs_of
 from ..shapes.errors import UserError
 from ..shapes.model import KernelShape
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 Constant = int | float | bool | str | None  # a `constexpr` argument, or a compiler option
+Path = tuple[int, ...]  # into a launch's arguments: (place,), or (place, place in a tuple)
+# Families of tensor-core instructions, as the reader of cubins names them.
+FAMILIES = ("HMMA", "IMMA", "DMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
+FALLBACK_PTX = ("cvt.rn.f16x2.e4m3x2", "cvt.rn.f16x2.e5m2x2")  # FP8 to f16
 ShapeT = TypeVar("ShapeT", bound=KernelShape)
 ScheduleT = TypeVar("ScheduleT", bound=Schedule)
 
@@ -48,6 +52,8 @@ class Jitted(Protocol):
     arg_names: list[str]
     device_caches: dict[int, object]
     compile: Callable[..., object]
+    signature: Any
+    _pack_args: Callable[..., Any]
 
     def __hash__(self) -> int: ...
 
@@ -134,7 +140,11 @@ class Launch:
         """Names of the pointers and tensor descriptors, in order."""
         return [name for name, kind in self.signature().items() if kind.startswith(("*", "tensordesc"))]
 
-    def attributes(self) -> dict[tuple[int], list[list[str | int]]]:
+    def constant_paths(self) -> Mapping[Path, object]:
+        """The constants by place."""
+        return {(self.kernel.arg_names.index(name),): value for name, value in self.constants.items()}
+
+    def attributes(self) -> Mapping[Path, list[list[str | int]]]:
         """Triton's specialisation: pointers and strides are multiples of 16 (launchers refuse others)."""
         return {(p.num,): [["tt.divisibility", 16]] for p in self.kernel.params
                 if p.name not in self.constants and not p.do_not_specialize
@@ -188,12 +198,14 @@ class Instructions:
     """Rules for the artefacts of one kernel on one target.
 
     required, forbidden: tensor-core instruction families. forbidden_ptx: substrings that no PTX line may contain, for
-    conversions, which belong to no family. early_reads: as in Operation."""
+    conversions, which belong to no family; fallback_ptx: the same where matrix products run in another type than FP8.
+    early_reads: as in Operation."""
 
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
     forbidden_ptx: tuple[str, ...] = ()
     early_reads: tuple[str, ...] = ()
+    fallback_ptx: tuple[str, ...] = ()
 
 
 def tensor_core(dtype: str, arch: str) -> Instructions:
@@ -211,7 +223,7 @@ def no_tensor_core(shape: KernelShape, arch: str) -> Instructions:
 
 def options(schedule: Schedule, numerics: Numerics) -> dict[str, Constant]:
     """Compiler options of a schedule under a recipe's numerics."""
-    knobs = vars(schedule)
+    knobs = vars(schedule)  # of the step's kernels; Kernel.options has one's own
     chosen: dict[str, Constant] = {"num_warps": schedule.num_warps, "enable_fp_fusion": numerics.enable_fp_fusion}
     chosen |= {name: knobs[name] for name in ("num_stages", "maxnreg") if knobs.get(name) is not None}
     return chosen | ({"launch_pdl": True} if schedule.pdl else {})
@@ -224,7 +236,8 @@ class Operation(Generic[ShapeT, ScheduleT]):
     contract: the reason why a schedule doesn't fit a shape, or None. launch: the artefact. instructions: by shape and arch.
     shared_bytes: a lower bound of the kernel's shared memory per block, known before compiling.
     early_reads: arguments that the kernel may read before its dependency wait (programmatic dependent launch), because no kernel
-    that may still be in flight writes the parts it reads."""
+    that may still be in flight writes the parts it reads. grid: blocks of a launch, or None where the launcher computes it from
+    its tensors."""
 
     kernel: Jitted
     schedule_type: type[ScheduleT]
@@ -233,6 +246,7 @@ class Operation(Generic[ShapeT, ScheduleT]):
     instructions: Callable[[ShapeT, str], Instructions]
     shared_bytes: Callable[[ShapeT, ScheduleT], int] = field(default=lambda shape, schedule: 0)
     early_reads: tuple[str, ...] = ()
+    grid: Callable[[ShapeT, ScheduleT], tuple[int, ...]] | None = None
 
 
 AnyOperation = Operation[Any, Any]  # in tables by name: the name determines shape type and schedule type
@@ -240,10 +254,10 @@ AnyOperation = Operation[Any, Any]  # in tables by name: the name determines sha
 
 def common_contract(schedule: Schedule, most_warps: int = 16) -> str | None:
     """The contract of every kernel: the reason why a schedule is illegal, or None."""
-    if schedule.num_warps & (schedule.num_warps - 1) or schedule.num_warps > most_warps:
+    if schedule.num_warps < 1 or schedule.num_warps & (schedule.num_warps - 1) or schedule.num_warps > most_warps:
         return f"num_warps {schedule.num_warps} is not a power of two up to {most_warps}"
-    maxnreg = vars(schedule).get("maxnreg")
-    if maxnreg is not None:
+    maxnreg = knobs_of(schedule).get("maxnreg")
+    if isinstance(maxnreg, int):
         if not 24 <= maxnreg <= 255 or maxnreg % 8:
             return f"maxnreg {maxnreg} is not a multiple of 8 from 24 to 248"
         if maxnreg * schedule.num_warps * 32 > 65536:

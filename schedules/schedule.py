@@ -7,12 +7,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import get_args, get_type_hints
 
 from ..shapes.errors import UserError
 from ..shapes.fields import nearest, shown
+from ..shapes.own import Frozen, Knob, own_knobs
 from .errors import ScheduleError
 
 
@@ -100,6 +101,24 @@ class PrefillSchedule(FixedSchedule):
 
 
 @dataclass(frozen=True)
+class OwnSchedule:
+    """Schedule of a kernel of one's own: constants of the function and options of the compiler, by their own names."""
+
+    knobs: Frozen[Knob] = field(default_factory=Frozen)
+
+    @property
+    def num_warps(self) -> int:
+        """4 where no knob says it, as Triton has it."""
+        found = self.knobs.get("num_warps")
+        return found if isinstance(found, int) else 4
+
+    @property
+    def pdl(self) -> bool:
+        """Programmatic dependent launch."""
+        return self.knobs.get("launch_pdl") is True
+
+
+@dataclass(frozen=True)
 class StepSchedules:
     """The schedule of each tunable kernel of a decode step. fc: an EAGLE-3 drafter's, None in other models."""
 
@@ -124,8 +143,9 @@ class StepSchedules:
         return found
 
 
-Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
+Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule | OwnSchedule
 
+# Of the decode step's kernels, whose knobs are known; an OwnSchedule has its own.
 KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule,
                                      PrefillSchedule)
 CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma")}
@@ -176,6 +196,10 @@ def schedule_from_dict(kind: type[Schedule], table: Mapping[str, object], where:
 
 def schedule_of(table: Mapping[str, object], where: str, error: type[UserError] = ScheduleError) -> Schedule:
     """A schedule from all its knobs; its kind is the one that has just these. Raises `error` where none has."""
+    if set(table) == {"knobs"}:
+        if not isinstance(table["knobs"], Mapping):
+            raise error(f"{where}: knobs is {shown(table['knobs'])}", expected="a table of knobs")
+        return OwnSchedule(own_knobs(table["knobs"], where, error))
     for kind in KINDS:
         if set(table) == set(knobs(kind)):
             return schedule_from_dict(kind, table, where, error)
@@ -196,7 +220,13 @@ def step_schedules(by_kernel: Mapping[str, Schedule]) -> StepSchedules:
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, object]:
+    """As files have it: the knobs by name; those of a kernel of one's own within `knobs`."""
     return dataclasses.asdict(schedule)
+
+
+def knobs_of(schedule: Schedule) -> Mapping[str, object]:
+    """The knobs by name, whoever named them."""
+    return schedule.knobs if isinstance(schedule, OwnSchedule) else vars(schedule)
 
 
 def schedule_id(schedule: Schedule) -> str:

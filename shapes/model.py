@@ -16,6 +16,7 @@ from typing import get_args
 
 from .errors import ShapeError, UserError
 from .fields import Fields, Name, Positive, PositiveInt, Table, nearest, read_fields
+from .own import OwnShape, own_shape
 
 SHIPPED = Path(__file__).parent
 HUGGING_FACE = {"Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral",
@@ -154,7 +155,7 @@ class DraftTokenShape:
 
 
 KernelShape = (LinearShape | HeadShape | AttentionShape | PersistentAttentionShape | MergeShape | NormShape | RopeShape
-               | DraftNormShape | RowShape | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape)
+               | DraftNormShape | RowShape | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape | OwnShape)
 
 
 @dataclass(frozen=True)
@@ -355,11 +356,21 @@ def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
 
 
 def shape_to_dict(shape: KernelShape) -> Table:
+    """As files have it: the sizes by name; those of a kernel of one's own within `dims`."""
     return dataclasses.asdict(shape)
+
+
+def dims_of(shape: KernelShape) -> Mapping[str, object]:
+    """The sizes by name, whoever named them."""
+    return shape.dims if isinstance(shape, OwnShape) else vars(shape)
 
 
 def shape_from_dict(table: Mapping[str, object], where: str, error: type[UserError] = ShapeError) -> KernelShape:
     """A kernel's shape from its fields, which decide its kind. Raises `error` if no kind has exactly these."""
+    if set(table) == {"dims"}:
+        if not isinstance(table["dims"], Mapping):
+            raise error(f"{where}: dims is {table['dims']!r}"[:200], expected="a table of sizes")
+        return own_shape(table["dims"], where, error)
     if set(table) == {"N", "K"}:  # a head, as it was written while all heads were bf16
         table = {**table, "dtype": "bf16", "terms": 1}
     if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k"}:  # a RoPE, as it was written while it took one row
