@@ -1,7 +1,7 @@
-"""The interface between the engine and a backend: a backend makes a `Model` of a checkpoint, the engine drives it.
+"""The interface between the engine and a backend: a backend makes a `Model` of a checkpoint, and the engine drives it.
 
-Token ids go in, hidden rows come out; the engine never sees a weight. A backend owns its layout, its launches and its
-schedules, and must be row-invariant on its own. `torch` is the reference and runs anywhere.
+Token ids go in, hidden rows come out; the engine never sees a weight. A backend owns its layout, its launches and its schedules,
+and must be row-invariant. `torch` is the reference and runs anywhere.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,6 @@ from .selection import Options
 from .stats import Stats
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from .checkpoint.loader import Checkpoint
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Hidden:
-    """Rows out of one pass. final [rows, hidden_size]: after the last norm; features [rows, n * hidden_size]: the
-    residual stream after the asked layers, concatenated low to high, or None."""
+    """The output of one pass. final [rows, hidden_size]: after the last norm; features [rows, n * hidden_size]: the residual
+    after each requested layer, lowest layer first, or None."""
 
     final: "torch.Tensor"
     features: "torch.Tensor | None" = None
@@ -35,19 +34,21 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Step:
-    """Rows out of one pass: final [rows, H], after the last norm; feature [rows, H], the recurrent one."""
+    """The output of one pass of an EAGLE-3 network. final [rows, H]: after the last norm; feature [rows, H]: the recurrent
+    one."""
 
     final: "torch.Tensor"
     feature: "torch.Tensor"
 
     def last(self) -> "Step":
+        """The last row."""
         return Step(self.final[-1:], self.feature[-1:])
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kind of kernel in one pass. time_us: on its own; adds_us: the pass's time less the pass without it; share: of time_us
-    in the pass's time; ceiling_share: of the measured read ceiling."""
+    """One kind of kernel in one pass. time_us: alone; adds_us: the pass's time less the time without it; share: time_us over the
+    pass's time; ceiling_share: bandwidth over the measured read ceiling."""
 
     kind: str
     launches: int
@@ -61,7 +62,8 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class PassProfile:
-    """rows: the kernels of a pass by its number of rows; tokens: in the cache before it."""
+    """The time of passes by kind of kernel. tokens: in the cache before the pass; rows: the kinds by the pass's number of
+    rows."""
 
     read_ceiling_tb_s: float
     tokens: int
@@ -70,8 +72,8 @@ class PassProfile:
 
 @dataclass(frozen=True)
 class BackendNotes:
-    """A backend's part of `stats`. schedules: those in use, with their evidence; launches_per_token: None where they aren't
-    counted; promoted: the promoted rows among the schedules."""
+    """A backend's part of `stats`. schedules: those in use, with their evidence; launches_per_token: None if not counted;
+    promoted: the promoted rows among the schedules."""
 
     name: str
     device: str
@@ -82,8 +84,7 @@ class BackendNotes:
 
 
 class RequestState(Protocol):
-    """A request under way, as rounds on a device see it. tokens: the prompt and everything emitted; the last one is in no cache
-    yet."""
+    """A running request, for rounds on a device. tokens: the prompt and every emitted token; the last one is in no cache yet."""
 
     tokens: list[int]
     stats: Stats
@@ -97,13 +98,13 @@ class RequestState(Protocol):
         """Tokens that may still be emitted."""
 
     def push(self, tokens: list[int]) -> int:
-        """Emits tokens until the request ends; how many were emitted."""
+        """Emits tokens until the request ends. Returns the number of emitted tokens."""
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """How the rounds of a request go. drafter: None for AR; features: the target's, of the prompt's rows, where the drafter asks
-    for some; draft_length: 0 for AR; branches: 0 outside SSD; end_ids: ids that end the request."""
+    """The settings of a request's rounds. drafter: None for AR; features: the target's, of the prompt's rows, or None if the
+    drafter reads none; draft_length: 0 for AR; branches: 0 outside SSD; end_ids: ids that end the request."""
 
     drafter: Drafter | None
     features: "torch.Tensor | None"
@@ -114,8 +115,8 @@ class RoundPlan:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """An EAGLE-3 drafter out of its checkpoint. tensors: consumed by the network; embedding: its own or the target's; ids [V_d]:
-    the target id of each row of its head; norm_before_residual: the residual is the normed feature."""
+    """The checkpoint of an EAGLE-3 drafter. tensors: consumed by the network; embedding [V, H]: its own or the target's; ids
+    [V_d]: the target id of each row of its head; norm_before_residual: whether the residual is the normed feature."""
 
     shape: ModelShape
     tensors: "Tensors"
@@ -125,61 +126,68 @@ class DraftWeights:
 
 
 class Model(Protocol):
-    """A target or a small drafter. Stateless: sequences live in the caches it makes, so one may serve two threads."""
+    """A target or a small model that drafts. It is stateless: sequences live in its caches, so two threads may share it."""
 
     shape: ModelShape
     device: "torch.device"
     notes: BackendNotes
     embedding: "torch.Tensor"  # [vocab_size, hidden_size]: an EAGLE-3 drafter without its own reads it
     vocab_limit: int  # no id at or beyond it is ever emitted
-    max_rows: int  # rows of one verification; a longer pass is cut, which the bits don't show
+    max_rows: int  # rows of one verification; a longer pass is cut, without effect on the bits
     prefill_rows: int  # rows of one pass over a prompt; the bits don't depend on it
     prefill_is_decode: bool  # whether prefill gives the bits of forward
-    has_device_rounds: bool  # whether `device_rounds` may give any
-    warm_up_repeats: int  # runs of a request before its time counts: kernels get loaded, graphs captured
+    has_device_rounds: bool  # whether `device_rounds` can return rounds
+    warm_up_repeats: int  # untimed runs of a request that load kernels and capture graphs
 
     def new_cache(self, capacity: int) -> "Cache":
         """A cache for one sequence of up to `capacity` tokens."""
 
     def forward(self, tokens: list[int], rows: "Rows", layers: tuple[int, ...] = ()) -> Hidden:
-        """One pass over `tokens`, one row each, appended to what `rows` stands for; `layers`: features after those
-        layers."""
+        """One pass over `tokens`, one row each, appended to the sequence or branches of `rows`. layers: whose output becomes the
+        features."""
 
     def prefill(self, tokens: list[int], rows: "Rows", layers: tuple[int, ...] = ()) -> Hidden:
-        """As forward, for prompts: up to `prefill_rows` tokens, by kernels for many rows where the backend has some."""
+        """As forward, for a prompt: up to `prefill_rows` tokens, through kernels for many rows if the backend has them."""
 
     def logits(self, final: "torch.Tensor") -> "torch.Tensor":
-        """[rows, vocab_size] in fp32."""
+        """[rows, vocab_size] in fp32, -inf from `vocab_limit` on. final [rows, hidden_size]."""
 
     def greedy(self, final: "torch.Tensor") -> list[int]:
-        """The winning token of each row, the lowest id on ties, never beyond `vocab_limit`; -1 for a row without an answer: its
-        largest logit is NaN or infinite."""
+        """The winning token of each row, below `vocab_limit`, the lowest id on ties; -1 for a row without an answer: its largest
+        logit is NaN or infinite."""
 
     def device_rounds(self, request: RequestState, cache: "Cache", plan: RoundPlan) -> Iterator[None] | None:
-        """The rounds of a greedy request without log-probabilities, run by the device itself; None where it can't run this plan.
-        Yields after each round, when its tokens are out; then `cache` holds every token of the request but the last."""
+        """The rounds of a greedy request without log-probabilities, run on the device; None if it can't run this plan. Yields
+        after each round, when its tokens are emitted. At the end `cache` holds every token of the request but the last."""
 
     def draft_network(self, weights: DraftWeights, device: "torch.device", options: Options) -> "DraftNetwork":
-        """An EAGLE-3 drafter's network on this backend, for this model. Raises LoadError, NotPromoted: see select_schedules."""
+        """The network of an EAGLE-3 drafter of this model, on this backend.
+
+        Raises:
+            LoadError, NotPromoted: see select_schedules.
+        """
 
     def project(self, index: int, kernel: str, x: "torch.Tensor") -> "torch.Tensor":
-        """One projection of one layer (qkv, o, gate_up, down) on rows x, for the reference check: [rows, N]."""
+        """One projection (qkv, o, gate_up, down) of layer `index`, for the reference check: x [rows, K] to [rows, N]."""
 
     def pass_profile(self, cache: "Cache", rows: Sequence[int]) -> PassProfile | None:
-        """Where the time of passes of so many rows goes, half way into the cache; None where the backend can't tell."""
+        """The time by kind of kernel of passes of these numbers of rows, half way into the cache; None if the backend can't
+        measure it."""
 
     def sibling(self, checkpoint: "Checkpoint", device: "torch.device", options: Options) -> "Model":
-        """Another checkpoint on the same backend under the same recipe: a small model that drafts for this one."""
+        """A small model that drafts for this one, on the same backend under the same recipe. Raises as the loading of a model."""
 
     def limit_vocabulary(self, size: int) -> None:
-        """From now on no id at or beyond `size` (the tokenizer's) is ever emitted."""
+        """Sets `vocab_limit`, to the tokenizer's size."""
 
 
 class DraftNetwork(Protocol):
-    """An EAGLE-3 drafter's network (see drafters/eagle3.py). Stateless, as a Model is."""
+    """The network of an EAGLE-3 drafter (see drafters/eagle3.py), stateless as a Model. ids [V_d]: the target id of each row of
+    its head."""
 
     shape: ModelShape
     embedding: "torch.Tensor"
+    ids: "torch.Tensor"
 
     @property
     def max_rows(self) -> int:
@@ -189,13 +197,13 @@ class DraftNetwork(Protocol):
         """A cache of one layer and `capacity` slots."""
 
     def reduce(self, features: "torch.Tensor") -> "torch.Tensor":
-        """fc: the target's features [rows, 3 H_target] as the drafter's [rows, H]."""
+        """fc: the target's features [rows, 3 H_target] to the drafter's [rows, H]."""
 
     def forward(self, tokens: list[int], features: "torch.Tensor", rows: "Rows") -> Step:
-        """One pass over entries (token, feature [H]), appended to what `rows` stands for."""
+        """One pass over entries (token, feature [H]), appended to the sequence or branches of `rows`."""
 
     def greedy(self, final: "torch.Tensor") -> list[int]:
         """The winning target id of each row; -1 for a row without an answer, as in Model."""
 
-    def rows_over_target(self, final: "torch.Tensor") -> "np.ndarray":
-        """The logits over target ids, [rows, V] fp32, -inf at ids that the drafter doesn't know."""
+    def logits(self, final: "torch.Tensor") -> "torch.Tensor":
+        """[rows, V_d] in fp32 over the head's rows, -inf at target ids that are never emitted. final [rows, H]."""

@@ -1,4 +1,4 @@
-"""Loads the parts of a decoder: its arguments checked, a model on a backend, a tokenizer, a drafter that fits."""
+"""Loads the parts of a decoder from checked arguments: a model on a backend, a tokenizer, a fitting drafter."""
 
 import importlib
 import os
@@ -23,20 +23,17 @@ from .request.tokenizer import find_tokenizer
 from .selection import Options
 
 BACKENDS = {"torch": ".on_torch.model:load_torch_model", "triton": ".on_gpu.model:load_triton_model"}
-DEFAULT_CAPACITY = 4096  # slots, where the model has as many positions and the caller doesn't say
+DEFAULT_CAPACITY = 4096  # slots, unless the model has fewer positions
 DRAFTER_METHODS = ("start", "draft", "accept", "prepare")
 StrPath = str | os.PathLike[str]
 
 
 class LoadOptions(TypedDict, total=False):
-    """Of Decoder.load, with their defaults.
+    """The options of Decoder.load; defaults in parentheses.
 
-    backend: `torch`, or `triton` on a GPU; None picks. device, drafter_device: such as `cuda:1`; None is the first GPU, or the
-    CPU, and the target's. capacity: tokens of the KV cache; 4096 where the model has as many positions.
-
-    Of the triton backend alone: schedules, a folder of promoted schedules, asked first; allow_untuned (False), run the recipe's
-    default where none is promoted; overrides, schedules by kernel, to measure candidates; graphs (True), replay passes from CUDA
-    graphs.
+    backend: `torch`, or `triton` on a GPU (triton on a GPU if the recipe has schedules for it). device: such as `cuda:1` (the
+    first GPU, or the CPU). drafter_device (the target's). capacity: tokens of the KV cache (4096, or the model's positions if
+    fewer). For the triton backend alone: schedules, allow_untuned (False), overrides, graphs (True), see selection.Options.
     """
 
     backend: str | None
@@ -51,7 +48,7 @@ class LoadOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A server's parts, where its weights are from, and notes for `stats.warnings`."""
+    """The parts of a decoder. source: of the weights, for evidence; notes: for `stats.warnings`."""
 
     server: Server
     source: str
@@ -60,7 +57,7 @@ class Loaded:
 
 def load(weights: StrPath, model: StrPath | ModelShape | None, recipe: str | Recipe, drafter: StrPath | Drafter | None,
          given: LoadOptions) -> Loaded:
-    """Everything that a decoder is made of. Raises as Decoder.load."""
+    """The parts of a decoder. Arguments and errors as in Decoder.load."""
     unknown = sorted(set(given) - set(LoadOptions.__annotations__))
     if unknown:
         raise LoadError(f"unknown option {unknown[0]}", expected=f"one of {', '.join(LoadOptions.__annotations__)}")
@@ -109,7 +106,7 @@ def _drafter(given: StrPath | Drafter | None, plan: DrafterPlan) -> Drafter | No
 
 def load_model(checkpoint: Checkpoint, recipe: Recipe, backend: str | None, device: torch.device,
                options: Options | None = None) -> Model:
-    """A model on the named backend; None picks `triton` on a GPU where the recipe has schedules for it, else `torch`.
+    """A model on the named backend; None is the default backend. The checkpoint's tensors are consumed.
 
     Raises:
         LoadError: an unknown backend; anything that the backend refuses.
@@ -124,15 +121,15 @@ def load_model(checkpoint: Checkpoint, recipe: Recipe, backend: str | None, devi
 
 
 def default_backend(recipe: Recipe, device: torch.device) -> str:
-    """The backend that a device gets when the caller names none."""
+    """`triton` on a GPU if the recipe has default schedules, else `torch`."""
     return "triton" if device.type == "cuda" and recipe.defaults else "torch"
 
 
 def torch_device(name: str | torch.device | None) -> torch.device:
-    """A device that is there; None is the first GPU, or the CPU.
+    """The device of this name; None is the first GPU, or the CPU.
 
     Raises:
-        LoadError: no such device.
+        LoadError: this machine has no such device.
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""The rows of a pass and the cache of one sequence, as the engine sees them. Each backend has a buffer of its own behind `Cache`.
+"""The engine's view of the rows of a pass and of a sequence's cache. Each backend has a buffer of its own behind `Cache`.
 
 A pass appends its rows to a sequence (`Appended`) or adds one token to each of several continuations of it (`Branches`). Between
 passes the engine moves the cursor; nothing is copied or freed.
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Cache(Protocol):
-    """Keys and values of one sequence: a fixed buffer and a cursor. capacity: slots. cursor: tokens in the cache, 0..capacity.
-    chunk: keys that attention reduces at once, fixed by the recipe. buffer: all keys and values, in the backend's layout; slots
-    from the cursor on may hold anything, NaN included."""
+    """Keys and values of one sequence: a fixed buffer and a cursor. capacity: slots; chunk: keys that attention reduces at once,
+    by the recipe; cursor: tokens in the cache, 0..capacity; buffer: all keys and values, in the backend's layout. Slots from the
+    cursor on may hold anything, NaN included."""
 
     capacity: int
     chunk: int
@@ -31,11 +31,11 @@ class Cache(Protocol):
         """Forgets every token."""
 
     def own(self, branches: int, steps: int) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Room for the tokens of branches: keys and values [num_layers, branches, steps, num_kv_heads, head_dim]."""
+        """Empty keys and values for the tokens of branches, [num_layers, branches, steps, num_kv_heads, head_dim] each."""
 
 
 class Cursor:
-    """The cursor of a cache, for a backend's buffer to inherit."""
+    """The cursor of a cache: the base class of the backends' caches."""
 
     def __init__(self, capacity: int, chunk: int) -> None:
         self.capacity, self.chunk, self.cursor = capacity, chunk, 0
@@ -52,8 +52,8 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Own:
-    """The tokens that a branch doesn't share: keys and values [num_layers, steps, num_kv_heads, head_dim], of which the first
-    `done` are written. shared: tokens of the cache in front of them."""
+    """The tokens that a branch doesn't share. keys, values [num_layers, steps, num_kv_heads, head_dim], the first `done` steps
+    written; shared: tokens of the cache before them."""
 
     keys: "torch.Tensor"
     values: "torch.Tensor"
@@ -63,8 +63,8 @@ class Own:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one pass that share their keys: row i of the group sits at position `first + i` and sees keys 0..first+i. own: of a
-    branch."""
+    """Rows of one pass that share their keys: row i of the group is at position first + i and sees keys 0..first + i. own: the
+    branch's tokens, None outside branches."""
 
     rows: slice
     first: int
@@ -72,7 +72,7 @@ class Group:
 
 
 class Rows(Protocol):
-    """The rows of one pass. positions: one per row."""
+    """The rows of one pass. positions: one per row; groups: rows that share their keys."""
 
     @property
     def cache(self) -> Cache: ...
@@ -82,14 +82,14 @@ class Rows(Protocol):
     def groups(self) -> list[Group]: ...
 
     def finish(self) -> None:
-        """The pass is launched: its tokens count from now on."""
+        """Called after the launch of the pass: its tokens count from now on."""
 
 
 class Appended:
-    """The rows of one pass, appended to a sequence in order. The cursor moves when the pass is finished.
+    """Rows appended to a sequence, in order. The cursor moves when the pass is finished.
 
     Raises:
-        RequestError: more rows than the cache has room for.
+        RequestError: the cache has too few slots.
     """
 
     def __init__(self, cache: Cache, rows: int) -> None:
@@ -106,8 +106,8 @@ class Appended:
 
 
 class Branches:
-    """Continuations of one sequence: branch b sees the first lengths[b] tokens of the cache and its own tokens, no other's. Each
-    pass adds one token to every branch. The cache itself is only read."""
+    """Continuations of one sequence: branch b sees the first lengths[b] tokens of the cache and its own tokens. Each pass adds
+    one token to every branch. The cache is only read."""
 
     def __init__(self, cache: Cache, lengths: Sequence[int], steps: int) -> None:
         self.cache, self.lengths, self.done = cache, list(lengths), 0

@@ -1,13 +1,13 @@
-"""How a token is chosen from a row of logits: greedily, or by a seeded draw.
+"""The choice of a token from a row of logits: greedy, or a seeded draw.
 
 A draw at index i of the sequence adds Gumbel noise to logits / temperature and takes the maximum (Gumbel 1954; "Gumbel-max
-trick"), which samples the softmax exactly. The noise of index i comes from (seed, i) alone, so every decoder draws the same
-token there from the same logits. Speculation keeps a drafted token that equals the target's draw: for a draft d that happens
-with probability p(d), and otherwise the draw is distributed as p without d. That is rejection sampling (Leviathan, Kalman,
-Matias 2023) with a drafter that puts all its mass on d. So sampling is lossless, and identical in AR, SD and SSD. The cost: a
-drafter that draws from q with the same noise is right with probability (1 - TV) / (1 + TV) at least, where rejection sampling
-on q reaches 1 - TV; TV is the total variation distance of p and q (Daliri, Musco, Suresh 2024, "Coupling without communication
-and drafter-invariant speculative decoding").
+trick"), which samples the softmax exactly. The noise of index i depends on (seed, i) alone, so AR, SD and SSD draw the same token
+from the same logits. Speculation keeps a drafted token that equals the target's draw. For a draft d that has probability p(d);
+otherwise the draw is distributed as p without d. This is rejection sampling (Leviathan, Kalman, Matias 2023) with a drafter that
+puts all its mass on d. So sampling is lossless, and identical in AR, SD and SSD. The cost: a drafter that draws from q with the
+same noise is right with probability (1 - TV) / (1 + TV) at least, while rejection sampling on q reaches 1 - TV. TV is the total
+variation distance of target p and draft q (Daliri, Musco, Suresh 2024, "Coupling without communication and drafter-invariant
+speculative decoding").
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ import numpy as np
 
 from .errors import NumericsError
 
-SEEDS = 2**64  # of the generator's key: seeds are 0..SEEDS - 1 and no two of them draw alike
+SEEDS = 2**64  # number of different seeds, 0..SEEDS - 1: the size of the generator's key
 
 
 def no_answer(whose: str = "model") -> NumericsError:
-    """For a row of logits without an answer: its largest one is NaN or infinite."""
+    """The error of a row of logits whose largest one is NaN or infinite."""
     return NumericsError(f"the {whose}'s logits hold NaN or infinity", expected="finite logits",
                          action="check the weights; try another recipe")
 
 
 @dataclass(frozen=True)
 class Chooser:
-    """temperature 0: argmax of the logits, lowest id on ties; top_p and seed then mean nothing. seed: 0..2^64 - 1."""
+    """temperature: 0 is argmax of the logits, the lowest id on ties, and ignores top_p and seed. seed: 0..2^64 - 1."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -38,7 +38,7 @@ class Chooser:
         return self.temperature == 0
 
     def scores(self, logits: np.ndarray, index: int) -> np.ndarray:
-        """The values whose largest one is chosen at sequence index `index`: logits [vocab_size] in fp32; the same size.
+        """The values [vocab_size] whose maximum is chosen at sequence index `index`. logits [vocab_size]: fp32.
 
         Raises:
             NumericsError: the largest logit is NaN or infinite.
@@ -56,13 +56,13 @@ class Chooser:
             return scaled - np.log(-np.log(uniform))
 
     def choose(self, logits: np.ndarray, index: int) -> int:
-        """The token at sequence index `index`; the lowest id where scores tie. Raises NumericsError as `scores`."""
+        """The token at sequence index `index`, the lowest id on ties. Raises NumericsError as `scores`."""
         return int(np.argmax(self.scores(logits, index)))
 
 
 def nucleus(scaled: np.ndarray, top_p: float) -> np.ndarray:
-    """The smallest set of most likely tokens whose probability reaches top_p, as a mask [vocab_size]; at least one
-    token, lower ids first among equals."""
+    """A mask [vocab_size] of the smallest set of most likely tokens with probability top_p; at least one token, lower ids first
+    among equals. scaled [vocab_size]: logits / temperature."""
     p = np.exp(scaled - scaled.max())
     order = np.argsort(-p, kind="stable")
     count = int(np.searchsorted(np.cumsum(p[order]), top_p * p.sum())) + 1
@@ -72,7 +72,7 @@ def nucleus(scaled: np.ndarray, top_p: float) -> np.ndarray:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """[vocab_size] in fp64, of one row alone."""
+    """[vocab_size] in fp64 of one row of logits [vocab_size]."""
     wide = logits.astype(np.float64)
     shifted = wide - wide.max()
     return shifted - np.log(np.exp(shifted).sum())

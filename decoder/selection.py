@@ -1,5 +1,5 @@
-"""Which schedule each kernel of a model runs under: promoted ones with their evidence, or, where the caller allows it, the
-recipe's defaults."""
+"""The choice of a schedule for each kernel of a model: a promoted one with its evidence, or the recipe's default if the caller
+allows it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,14 +19,15 @@ from ..shapes.target import Target, load_sku, sku_of
 from .errors import LoadError
 
 KERNELS = ("qkv", "o", "gate_up", "down", "attention", "merge", "lm_head")
-INTERPRETED = "nvidia-h200"  # stands for the CPU where Triton's interpreter runs the kernels
-UNTUNED, PROMOTED = "recipe default, no evidence", "promoted"  # where a schedule is from
+INTERPRETED = "nvidia-h200"  # the target of kernels that run in Triton's interpreter, on a CPU
+UNTUNED, PROMOTED = "recipe default, no evidence", "promoted"  # origins of a schedule
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller of a backend may choose. schedules: a folder of promoted schedules, asked first; overrides: schedules by
-    kernel that are taken as they are, for measuring candidates; graphs: replay passes from CUDA graphs."""
+    """The options of a backend. schedules: a folder of promoted schedules, searched first; allow_untuned: the recipe's default
+    runs for a kernel without a promoted schedule; overrides: schedules by kernel, for the measurement of candidates; graphs:
+    whether passes are replayed from CUDA graphs."""
 
     schedules: str | None = None
     allow_untuned: bool = False
@@ -36,8 +37,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Selection:
-    """rows: the schedules with their evidence, for `stats`; warnings: for `stats`, too; promoted: the rows of the store among
-    them."""
+    """The schedules of a model. rows: each with its origin and evidence, for `stats`; warnings: for `stats`; promoted: the rows
+    of the store among them."""
 
     schedules: StepSchedules
     rows: tuple[Table, ...]
@@ -49,8 +50,9 @@ def select_schedules(recipe: Recipe, shape: ModelShape, device: torch.device, op
     """A schedule for every tunable kernel of a model.
 
     Raises:
-        NotPromoted: a kernel without promoted schedule, and untuned ones aren't allowed.
-        LoadError: a target that the recipe has no defaults for. ShapeError: an unlisted GPU.
+        NotPromoted: a kernel has no promoted schedule, and untuned ones aren't allowed.
+        LoadError: the recipe has no defaults for the device.
+        ShapeError: an unlisted GPU.
     """
     target = load_sku(INTERPRETED) if device.type != "cuda" else sku_of(torch.cuda.get_device_name(device))
     if target.arch not in recipe.defaults:
@@ -86,7 +88,7 @@ def _select(kernel: str, shape: KernelShape, recipe: Recipe, target: Target,
 
 
 def evidence_of(row: PromotedSchedule) -> Table:
-    """A promoted row's evidence, as `stats` has it."""
+    """A promoted row's evidence, for `stats`."""
     return {"date": row.date, "weights": row.evidence.weights, "random_weights": row.evidence.random_weights,
             "numerics_class": row.numerics_class, "median_us": row.timing.times.median_us,
             "checks": {kind: {"run": checks.run, "passed": checks.passed} for kind, checks in row.evidence.checks.items()}}

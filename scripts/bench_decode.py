@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -33,7 +34,6 @@ from tune_kernels.decoder.on_gpu.profile import (
     profile,
     read_bytes,
     read_ceiling_tb_s,
-    to_dicts,
 )
 from tune_kernels.decoder.rows import Appended
 from tune_kernels.decoder.selection import Options
@@ -221,7 +221,7 @@ def measure(options: argparse.Namespace) -> Record:
         "no_graphs": {"tokens_per_s": plain[1].stats.decode_tokens_per_s, "same_tokens": True,
                       "graphs_tokens_per_s": graphed.stats.decode_tokens_per_s},
         "linears": against_scaled_mm(decoder, ceiling), "first_token": [first_token(decoder, n, ceiling) for n in (PROMPT, 2048)],
-        "profile": {str(rows): to_dicts(profile(model, decoder.cache, rows, PROMPT + NEW_TOKENS // 2, ceiling))
+        "profile": {str(rows): [asdict(row) for row in profile(model, decoder.cache, rows, PROMPT + NEW_TOKENS // 2, ceiling)]
                     for rows in (1, DRAFT_LENGTH + 1)},
         "schedules": list(model.notes.schedules)}
 

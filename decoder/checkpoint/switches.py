@@ -1,5 +1,5 @@
-"""The keys of a Hugging Face configuration, one allow-list for models and drafters: every key is read elsewhere, has no effect on
-the result, or is a switch with the values under which this decoder computes the same. Any other key is refused by name.
+"""The keys of a Hugging Face configuration: one allow-list for models and drafters. A key is read elsewhere, has no effect on the
+result, or is a switch with the values that this decoder implements. Any other key is refused by name.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -11,18 +11,19 @@ from ..errors import LoadError
 
 @dataclass(frozen=True)
 class Switch:
-    """A key that may change the result. accepts: whether this decoder implements a value; meaning: of the other values."""
+    """A key that may change the result. accepts: whether this decoder implements a value; meaning: of a value that it doesn't."""
 
     accepts: Callable[[object], bool]
     meaning: str
 
 
 def only(*values: object) -> Callable[[object], bool]:
-    """Accepts these values."""
+    """A predicate that accepts these values."""
     return lambda value: value in values
 
 
 def full_attention(value: object) -> bool:
+    """Whether a list of layer types holds full attention alone."""
     return isinstance(value, list) and all(kind == "full_attention" for kind in value)
 
 
@@ -39,18 +40,18 @@ HARMLESS = {
     "model_type", "transformers_version", "transformers.js_config", "torch_dtype", "dtype", "auto_map", "tokenizer_class",
     "finetuning_task", "task_specific_params", "initializer_range", "attention_dropout", "hidden_dropout", "pretraining_tp",
     "is_llama_config", "unsloth_version", "unsloth_fixed", "torchscript", "use_bfloat16", "attn_implementation",
-    # special tokens that never end a request
+    # special tokens that don't end a request
     "bos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id", "prefix",
-    # the form of an answer by transformers, and heads for classification
+    # transformers' form of an output, and classification heads
     "return_dict", "use_return_dict", "output_attentions", "output_hidden_states", "output_scores", "return_dict_in_generate",
     "use_cache", "chunk_size_feed_forward", "id2label", "label2id", "num_labels", "problem_type", "cross_attention_hidden_size",
     "tie_encoder_decoder", "tf_legacy_loss", "remove_invalid_values",
-    # defaults of transformers' generation: a request here says what it wants
+    # defaults of transformers' generation: a request here has its own settings
     "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "num_return_sequences",
     "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
     "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
     "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
-    # of sliding windows, which are off
+    # sliding windows, which are off
     "max_window_layers",
 }
 
@@ -77,10 +78,13 @@ SWITCHES = {
 
 def check_switches(table: Mapping[str, object], where: str, read: Collection[str], switches: Mapping[str, Switch],
                    harmless: Collection[str] = ()) -> None:
-    """Refuses a configuration that asks for another result than this decoder's. A key that is null asks for nothing.
+    """Refuses a configuration that this decoder doesn't implement. A key with the value null counts as missing.
+
+    read: keys that the caller reads; switches: keys with accepted values; harmless: keys without effect; where: the file, for
+    errors.
 
     Raises:
-        LoadError: a switch with another value; a key that is none of the three.
+        LoadError: a switch has a value that isn't accepted; a key is none of the three.
     """
     known = {*read, *switches, *harmless}
     for key, value in table.items():

@@ -1,6 +1,6 @@
-"""The tensors of a model by their Hugging Face names, and the rule for random ones.
+"""The tensors of a model under their Hugging Face names, and the rule for random ones.
 
-Loading is strict: every expected tensor is there once, in its shape, and nothing else is.
+Loading is strict: every expected tensor must be there in its shape, and no other tensor.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ Tensors = dict[str, torch.Tensor]
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SCALE = "_scale"  # NAME_scale [N] fp32 beside an e4m3 NAME [N, K]
-IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # buffers that old checkpoints saved; recomputed from the configuration
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)  # buffers in old checkpoints, recomputed from the configuration
 
 
 def expected_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -57,7 +57,7 @@ def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
                             action="check that the configuration belongs to these weights")
     for name in found:
         if name not in expected:
-            raise LoadError(f"{where}: tensor {name} has no place in this model{nearest(name, expected)}",
+            raise LoadError(f"{where}: tensor {name} isn't part of this model{nearest(name, expected)}",
                             expected=f"the {len(expected)} tensors of the architecture and nothing else",
                             action="use a model without it; a tensor is never dropped in silence")
     for name, tensor in found.items():
@@ -71,10 +71,10 @@ def check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
 
 
 def drop_ignorable(tensors: Tensors, shape: ModelShape, where: str) -> None:
-    """Removes tensors of a file that change nothing: saved RoPE buffers, and a tied head equal to the embedding.
+    """Removes tensors without effect: saved RoPE buffers, and a tied head equal to the embedding.
 
     Raises:
-        LoadError: a tied head that differs.
+        LoadError: a tied head differs from the embedding.
     """
     for name in [n for n in tensors if n.endswith(IGNORED_SUFFIXES)]:
         del tensors[name]
@@ -86,12 +86,12 @@ def drop_ignorable(tensors: Tensors, shape: ModelShape, where: str) -> None:
 
 
 def random_tensors(expected: Mapping[str, tuple[int, ...]], seed: int, device: torch.device) -> Tensors:
-    """Weights for speed and bits: `random:SEED`.
+    """Random weights, for measurements of time and bits: `random:SEED`.
 
-    Each tensor comes from its own generator on the device, seeded with the first 8 bytes of SHA-256("SEED/NAME"):
-    norms are 1, biases normal with deviation 0.1, embeddings normal with deviation 1, matrices [N, K] normal with
-    deviation 1 / sqrt(K). A CPU and a GPU draw different numbers.
-"""
+    Each tensor comes from its own generator on the device, seeded with the first 8 bytes of SHA-256("SEED/NAME"). Norms are 1,
+    biases normal with deviation 0.1, embeddings normal with deviation 1, matrices [N, K] normal with deviation 1 / sqrt(K). A CPU
+    and a GPU draw different numbers.
+    """
     return {name: _random_tensor(name, size, seed, device) for name, size in expected.items()}
 
 
@@ -105,7 +105,7 @@ def _random_tensor(name: str, size: tuple[int, ...], seed: int, device: torch.de
 
 
 def fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, types, sizes and bytes, in name order; 64 hexadecimal digits. Recorded with evidence."""
+    """SHA-256 over names, types, sizes and bytes in the order of names, as 64 hexadecimal digits. Evidence records it."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

@@ -1,7 +1,7 @@
-"""Check 1, agreement: do AR, SD and SSD emit the same tokens, whatever the course of a round?
+"""Check 1, agreement: do AR, SD and SSD emit the same tokens, whatever happens in a round?
 
-Everything is compared with an AR run of the same options on the same decoder. A fault that all three share is found by the
-reference check alone.
+Every request is compared with an AR run of the same options on the same decoder. Only the reference check finds a fault that all
+three modes share.
 """
 
 import time
@@ -22,13 +22,13 @@ from ..sampling import Chooser
 from .check import Check
 
 LONGEST_DRAFT = 8  # K; a verification then has 9 rows
-DELAY_S = 0.002  # longer than a tiny model's round, so that who comes first changes
+DELAY_S = 0.002  # longer than a tiny model's round, so that the drafter may finish before or after the target
 SPECULATIVE = ("sd", "ssd")
 EDGES = (256, 2048)  # contexts at which another decoder drifted: the ends of its first and eighth chunk
 
 
 class Delayed:
-    """A drafter whose branches come late, for the delay checks."""
+    """A drafter that answers late, for the delay checks."""
 
     def __init__(self, inner: Drafter, seconds: float) -> None:
         self.inner, self.seconds, self.name, self.feature_layers = inner, seconds, inner.name, inner.feature_layers
@@ -54,12 +54,12 @@ class Delayed:
 
 
 class Agreement:
-    """The checks of one decoder on one prompt of token ids. Leaves the decoder as it was."""
+    """The checks of one decoder on one prompt of token ids. They don't change the decoder."""
 
     def __init__(self, decoder: Decoder, prompt: Sequence[int]) -> None:
         self.decoder, self.prompt = decoder, list(prompt)
         self.own = decoder.drafter
-        # Rounds on the device want a drafter that works: there the target drafts for itself, and a script overrules it.
+        # Rounds on the device need a drafter that works: the target drafts for itself, and a script overwrites its drafts.
         self.overruled = SmallModelDrafter(decoder.model, decoder.capacity) if decoder.model.has_device_rounds else None
         self.prompts: set[tuple[int, ...]] = set()
         self.tokens_compared = 0
@@ -67,7 +67,7 @@ class Agreement:
         self.ar = self.generate(self.prompt, "ar", None, max_new_tokens=4 * LONGEST_DRAFT)
 
     def generate(self, prompt: Sequence[int], mode: str, drafter: Drafter | None, **options: Unpack[RequestOptions]) -> Result:
-        """One request with a drafter in the place of the decoder's own; ends are ignored unless asked for."""
+        """One request with `drafter` in place of the decoder's own. ignore_eos is True by default."""
         self.prompts.add(tuple(prompt))
         self.decoder.drafter = drafter
         try:
@@ -78,7 +78,7 @@ class Agreement:
 
     def script(self, accepted: Sequence[int], ar: Result | None = None, prompt: Sequence[int] | None = None,
                hits: Sequence[bool] = (True,)) -> ScriptedDrafter:
-        """A scripted drafter that replays an AR run; this prompt's by default."""
+        """A scripted drafter that replays an AR run, by default that of this prompt."""
         return ScriptedDrafter([*(prompt or self.prompt), *(ar or self.ar).token_ids], accepted,
                                self.decoder.model.vocab_limit, hits, self.overruled)
 
@@ -108,7 +108,7 @@ class Agreement:
         yield from self.sampling()
 
     def widths(self) -> Iterator[Check]:
-        """Rows alone and together, with anything in the free slots."""
+        """Rows alone and together, with anything in the free slots: the same logits."""
         def run(width: int, poison: float | None) -> str:
             model, tokens = self.decoder.model, [*self.prompt, *self.ar.token_ids]
             base = len(tokens) - width
@@ -159,7 +159,7 @@ class Agreement:
             yield Check(f"prompt in chunks of {size} tokens", lambda s=size: run_prompt(s))  # type: ignore[misc]
 
     def patterns(self) -> Iterator[Check]:
-        """Every draft length and accepted count."""
+        """Every draft length with every number of accepted tokens."""
         def run(mode: str, length: int, accepted: int) -> str:
             limit = 2 * (accepted + 1) + length
             result = self.generate(self.prompt, mode, self.script([accepted]), max_new_tokens=limit, draft_length=length)
@@ -214,7 +214,7 @@ class Agreement:
                     yield Check(f"{mode}: {kind} at token {at}", lambda a=(mode, kind, at): run(*a))  # type: ignore[misc]
 
     def boundaries(self) -> Iterator[Check]:
-        """Contexts that end at a chunk boundary and one beside it, drafts across it."""
+        """Contexts that end at a chunk boundary or next to it, with drafts across it."""
         chunk = self.decoder.recipe.kv_chunk
         right: dict[int, tuple[list[int], Result]] = {}
 
@@ -234,7 +234,7 @@ class Agreement:
                     yield Check(f"{mode}: a context of {length} tokens", lambda a=(mode, length): run(*a))  # type: ignore[misc]
 
     def reuse(self) -> Iterator[Check]:
-        """A request after another one, against the same request alone."""
+        """A second request on the same drafter."""
         def run(mode: str, name: str) -> str:
             drafter = self.drafter(name)
             self.generate(self.prompt[::-1] * 2, mode, drafter, max_new_tokens=12)
@@ -245,7 +245,7 @@ class Agreement:
                 yield Check(f"{mode}: a second request, drafter {name}", lambda a=(mode, name): run(*a))  # type: ignore[misc]
 
     def hits_and_delays(self) -> Iterator[Check]:
-        """Branches that hit, miss and alternate; a drafter that is late."""
+        """Branches that hit, miss and alternate, from a drafter in time and a late one."""
         def run(hits: tuple[bool, ...], delay_s: float) -> str:
             drafter = Delayed(self.script([2, 4, 0, 1], hits=hits), delay_s)
             return self.same(self.generate(self.prompt, "ssd", drafter, max_new_tokens=20), self.cut(20))
@@ -257,7 +257,7 @@ class Agreement:
                             lambda a=(hits, delay_s): run(*a))  # type: ignore[misc]
 
     def drafter(self, name: str) -> Drafter:
-        """A real drafter: n-gram look-up, the target itself, or the decoder's own."""
+        """A real drafter by name: `ngram`, `itself` (the target), or any other for the decoder's own."""
         if name == "ngram":
             return NGramDrafter()
         if name == "itself":
@@ -266,7 +266,7 @@ class Agreement:
         return self.own
 
     def drafters(self) -> Iterator[Check]:
-        """Every real drafter of this decoder."""
+        """Every real drafter."""
         def run(mode: str, name: str) -> str:
             return self.same(self.generate(self.prompt, mode, self.drafter(name), max_new_tokens=20), self.cut(20))
 

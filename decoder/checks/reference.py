@@ -1,15 +1,15 @@
 """Check 2, reference: are the logits those of Hugging Face's implementation?
 
-Judged at every position of one long context, over the tokenizer's ids, by total variation distance between the two
-distributions (half the sum of absolute differences, 0..1) and by the winning token. Cached one-token decoding is
-compared around every chunk boundary as well. Bounds live here, with the precision they belong to.
+Every position of one long context is judged over the tokenizer's ids, by the total variation distance of the two distributions
+(half the sum of absolute differences, 0..1) and by the winning token. Cached one-token decoding is compared around every chunk
+boundary. The bounds are here, by precision.
 
-Two bf16 implementations differ by their roundings, Hugging Face's of the logits among them, and that alone can break
-a bound. Then both are measured against the same weights in fp64: the check passes only if this decoder is as near
-to them as Hugging Face's bf16 is, in the median and in the 95th percentile, within MARGIN, and the result says so. (The
-single worst position of a few hundred is a matter of luck; it is reported.) The rule: `docs/decisions/014-reference-rule.md`.
+Two bf16 implementations differ by their roundings, and that alone can break a bound. Then both are measured against the same
+weights in fp64. The check passes only if this decoder is as near to fp64 as Hugging Face's bf16, within MARGIN, in the median and
+in the 95th percentile; the result says so. (The single worst position of a few hundred is chance; it is reported.) See
+docs/decisions/014-reference-rule.md.
 
-FP8 projections are also judged one by one, on the inputs that Hugging Face's model gives them: there no errors accumulate.
+FP8 projections are also judged one by one, on the inputs of Hugging Face's model: there no errors accumulate.
 """
 
 from collections.abc import Iterator
@@ -29,17 +29,16 @@ from .fp8_reference import replace_projections
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MARGIN = 1.25  # two equally good roundings of a few hundred positions differ by less from fp64
+MARGIN = 1.25  # ratio of two distances from fp64; equally good roundings of a few hundred positions stay below it
 PROJECTION_BOUND = 2.0**-7  # of a row's largest output: two bf16 roundings of nearly equal sums
-PROJECTION_TOKENS = 64  # positions on which the projections are judged
-AROUND = 3  # positions on either side of a chunk boundary at which cached decoding is compared
+PROJECTION_TOKENS = 64  # positions of the projections' check
+AROUND = 3  # positions compared on either side of a chunk boundary, in cached decoding
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """top1: least share of positions with the same winner; median, worst: largest total variation; None sets no
-    bound. boundary: a later chunk's median total variation over the first chunk's, at most, if it is above
-    `median`."""
+    """top1: least share of positions with the same winner, None for no bound; median, worst: largest total variation; boundary:
+    largest ratio of a later chunk's median total variation to the first chunk's, if it is above `median`."""
 
     top1: float | None
     median: float
@@ -55,8 +54,8 @@ BOUNDS = {
 
 
 def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> "PreTrainedModel":
-    """Hugging Face's model of a checkpoint, loaded from its file by Hugging Face; random weights, and those that
-    are FP8 in the file, are copied."""
+    """Hugging Face's model of a checkpoint, loaded from its file by Hugging Face. Random weights and weights stored as FP8 are
+    copied."""
     from transformers import AutoModelForCausalLM
 
     path = checkpoint.path
@@ -68,42 +67,43 @@ def hugging_face_model(checkpoint: Checkpoint, dtype: torch.dtype) -> "PreTraine
 
 
 def reference_model(checkpoint: Checkpoint, linear: str) -> "PreTrainedModel":
-    """The model that a recipe is judged by: in the recipe's type, with FP8 projections replaced."""
+    """The reference for a recipe: Hugging Face's model in the recipe's type, FP8 projections replaced. linear: the precision of
+    the recipe's projections."""
     if linear == "bf16":
         return hugging_face_model(checkpoint, torch.bfloat16)
     model = hugging_face_model(checkpoint, torch.float32)
-    if linear == "e4m3":  # quantised from the checkpoint's weights, not from their bf16 roundings
+    if linear == "e4m3":  # from the checkpoint's weights, not from their bf16 roundings
         model = replace_projections(model, checkpoint.config.stores_fp8).to(torch.bfloat16)
     return model
 
 
 def in_fp64(model: "PreTrainedModel") -> "PreTrainedModel":
-    """The bf16 reference model in fp64 arithmetic, with the same weights. Hugging Face still computes norms and RoPE in fp32.
-    Changes the model itself."""
+    """Converts the bf16 reference model to fp64 in place. Hugging Face still computes norms and RoPE in fp32."""
     return model.double()
 
 
 def reference_probabilities(model: "PreTrainedModel", tokens: list[int], limit: int) -> np.ndarray:
-    """[positions, limit] in fp64, all positions in one pass."""
+    """The distributions [positions, limit] in fp64, from one pass over all positions. limit: the tokenizer's ids."""
     with torch.inference_mode():
         return probabilities(model(torch.tensor([tokens])).logits[0, :, :limit])
 
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """[positions], 0..1."""
+    """The total variation distance [positions], 0..1, of p and q [positions, V]."""
     distance: np.ndarray = 0.5 * np.abs(p - q).sum(-1)
     return distance
 
 
 def probabilities(logits: torch.Tensor) -> np.ndarray:
-    """[rows, V] in fp64."""
+    """The softmax [rows, V] in fp64."""
     return torch.softmax(logits.double(), dim=-1).cpu().numpy()
 
 
 def compare_with_reference(decoder: Decoder, model: "PreTrainedModel", tokens: list[int], linear: str) -> Iterator[CheckResult]:
     """The reference checks on one context that crosses chunk boundaries.
 
-    decoder: in the recipe under judgement; model: from `reference_model`; tokens: prompt ids; linear: the recipe's.
+    decoder: under the recipe to judge; model: from `reference_model`, which this function may convert to fp64; tokens: the
+    context; linear: the precision of the recipe's projections.
     """
     limit, chunk, bounds = decoder.model.vocab_limit, decoder.recipe.kv_chunk, BOUNDS[linear]
     if linear == "e4m3":
@@ -121,7 +121,7 @@ def compare_with_reference(decoder: Decoder, model: "PreTrainedModel", tokens: l
         within = bool(median <= bounds.median and distance[worst] <= bounds.worst)
         yield result("reference", f"total variation, {name}", within or linear != "fp32",
                      f"median {median:.2e} (bound {bounds.median:g}), worst {distance[worst]:.2e} at position {worst} "
-                     f"(bound {bounds.worst:g})" + ("" if within else ": beyond; judged against fp64 next"),
+                     f"(bound {bounds.worst:g})" + ("" if within else ": beyond the bound; judged against fp64 next"),
                      positions=len(tokens), median_tv=median, worst_tv=distance[worst], worst_position=worst)
         if not within and linear != "fp32":
             exact = reference_probabilities(in_fp64(model), tokens, limit) if exact is None else exact
@@ -135,7 +135,7 @@ def compare_with_reference(decoder: Decoder, model: "PreTrainedModel", tokens: l
 
 
 def prompt_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
-    """[positions, V], computed by prefill, pass by pass."""
+    """The logits [positions, V] of prefill, pass by pass."""
     model, found = decoder.model, []
     cache = model.new_cache(len(tokens))
     for start in range(0, len(tokens), model.prefill_rows):
@@ -145,7 +145,7 @@ def prompt_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
 
 
 def compare_projections(decoder: Decoder, model: "PreTrainedModel", tokens: list[int]) -> CheckResult:
-    """Every FP8 projection of every layer, on the reference model's inputs."""
+    """Compares every FP8 projection of every layer, on the inputs of the reference model."""
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     hooks = [module.register_forward_hook(lambda _, x, y, name=name: seen.update({name: (x[0][0], y[0])}))
              for name, module in model.named_modules() if name.endswith("_proj")]
@@ -170,7 +170,7 @@ def compare_projections(decoder: Decoder, model: "PreTrainedModel", tokens: list
 
 
 def _rounding_alone(name: str, ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> CheckResult:
-    """Whether this decoder is as near to fp64 as Hugging Face's own low-precision model is."""
+    """Checks that this decoder is as near to fp64 as Hugging Face's low-precision model."""
     far, their_far = total_variation(ours, exact), total_variation(theirs, exact)
     (median, high), (their_median, their_high) = (np.quantile(x, (0.5, 0.95)) for x in (far, their_far))
     passed = median <= MARGIN * their_median and high <= MARGIN * their_high
@@ -183,7 +183,7 @@ def _rounding_alone(name: str, ours: np.ndarray, theirs: np.ndarray, exact: np.n
 
 
 def _boundaries(name: str, distance: np.ndarray, chunk: int, bounds: Bounds) -> Iterator[CheckResult]:
-    """The later chunks against the first: no jump where a chunk opens, none after it."""
+    """Checks later chunks against the first: the distance must not grow at or after a boundary."""
     medians = [float(np.median(distance[start:start + chunk])) for start in range(0, len(distance), chunk)]
     if len(medians) > 1:
         at = int(np.argmax(medians[1:])) + 1
@@ -194,7 +194,7 @@ def _boundaries(name: str, distance: np.ndarray, chunk: int, bounds: Bounds) -> 
 
 
 def _decoded(decoder: Decoder, tokens: list[int], decoded: torch.Tensor) -> CheckResult:
-    """Cached decoding, a token at a time, around every boundary: the bits of many rows at once, hence their distance."""
+    """Checks that cached decoding, one token at a time around every boundary, gives the bits of a pass of many rows."""
     chunk, model = decoder.recipe.kv_chunk, decoder.model
     cache = model.new_cache(len(tokens))
     fed, compared = 0, 0

@@ -1,8 +1,8 @@
-"""`verify --promote`: evidence of a real model for the promoted rows that it ran under, in the place of random weights.
+"""`verify --promote`: evidence from a real model for the promoted rows in use, in place of evidence from random weights.
 
-Random weights prove speed and bits. The checks of `verify` prove that the logits are right on a real model; here they become
-evidence of the rows: checks by kind, tokens, weights and date. Times and bits don't depend on the weights and stay, those of the
-full model included.
+Random weights prove speed and bits. The checks of `verify` prove that the logits of a real model are right. They become evidence
+of the rows: checks by kind, tokens, weights and date. Times and bits don't depend on the weights and stay, those of the full
+model included.
 """
 
 from collections import defaultdict
@@ -21,13 +21,13 @@ from ..selection import PROMOTED
 from .check import KINDS
 from .evidence import Evidence
 
-NEEDED = ("agreement", "reference")  # kinds of checks, all passed
+NEEDED = ("agreement", "reference")  # kinds of checks that must run
 
 
 def require_evidence(weights: str, kinds: Sequence[str]) -> None:
-    """Called before anything is loaded. Raises RequestError if these checks can't prove anything."""
+    """Called before anything is loaded. Raises RequestError if these weights or kinds of checks don't suffice as evidence."""
     if weights.startswith(RANDOM):
-        raise RequestError(f"--promote with weights {weights}: they prove no more than tune-kernels --on-gpu did",
+        raise RequestError(f"--promote with weights {weights}: they prove no more than tune-kernels --on-gpu has",
                            expected="a model's files", action="name them with --weights PATH")
     missing = [kind for kind in NEEDED if kind not in kinds]
     if missing:
@@ -50,8 +50,8 @@ def require_promoted(notes: BackendNotes) -> tuple[PromotedSchedule, ...]:
 
 
 def upgraded(row: PromotedSchedule, evidence: Evidence, date: str) -> PromotedSchedule:
-    """The row with `verify`'s checks in its evidence. Of an earlier `verify`, kinds that weren't run again stay where the weights
-    are the same."""
+    """The row with the checks of `verify` in its evidence. Kinds of an earlier `verify` that weren't run again stay if the
+    weights are the same."""
     old, counts = row.evidence, evidence.counts()
     same = (old.weights, old.weights_fingerprint) == (evidence.weights, evidence.fingerprint)
     kept = {kind: checks for kind, checks in old.checks.items() if same or kind not in KINDS}
@@ -62,11 +62,11 @@ def upgraded(row: PromotedSchedule, evidence: Evidence, date: str) -> PromotedSc
 
 
 def upgrade(evidence: Evidence, schedules: Path | None) -> list[Path]:
-    """Write the rows that were in use to the first folder of the search path, with their new evidence. Returns the files.
+    """Writes the rows in use, with their new evidence, to the first folder of the search path. Returns the files.
 
     Raises:
-        RequestError: a check failed, or a kind that is needed wasn't run.
-        ScheduleError: a folder that can't be written; a row that another one has replaced since it was loaded.
+        RequestError: a check failed, or a needed kind wasn't run.
+        ScheduleError: the folder can't be written, or a row has been replaced since it was loaded.
     """
     counts = evidence.counts()
     failed = sum(found["run"] - found["passed"] for found in counts.values())

@@ -1,4 +1,4 @@
-"""The card of a trained drafter: data, settings and results; card.json, and card.md made from it."""
+"""The card of a trained drafter: data, settings and results, as card.json and as card.md."""
 
 import dataclasses
 import json
@@ -22,7 +22,8 @@ PACKAGES = ("tune-kernels", "torch", "transformers", "safetensors")
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """source: as the checkpoint names it, without its folder; weights: fingerprint of its tensors."""
+    """source: the checkpoint's name, without its folder; weights: fingerprint of its tensors; feature_layers: that the drafter
+    reads."""
 
     source: str
     identity: TargetIdentity
@@ -32,8 +33,8 @@ class TargetFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """prompts: the file's name, with its SHA-256; answers, answer_tokens: trained on; coverage: share of the held-out
-    answers' tokens that the draft vocabulary holds."""
+    """prompts: the file's name; answers, answer_tokens: used in training; coverage: share of the held-out answers' tokens in the
+    draft vocabulary, 0..1."""
 
     prompts: str
     prompts_sha256: str
@@ -48,7 +49,8 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """seconds: of the whole run; loss: mean over the steps before the last evaluation."""
+    """batch: answers per step; unroll: drafted tokens per row; seconds: of the whole run; loss: mean over the steps between
+    the last two evaluations."""
 
     seed: int
     steps: int
@@ -62,7 +64,7 @@ class TrainingFacts:
 
 @dataclass(frozen=True)
 class KindResult:
-    """tau and acceptance by position over greedy answers to held-out prompts of one kind; `all` for all of them."""
+    """tau and acceptance by drafted position, on greedy answers to held-out prompts. kind: `all` for all kinds."""
 
     kind: str
     draft_length: int
@@ -74,7 +76,7 @@ class KindResult:
 
 @dataclass(frozen=True)
 class Card:
-    """results: with the weights as trained; stored_results: with the weights as read back from the file."""
+    """results: of the trained weights; stored_results: of the weights in the file; bytes: of the file."""
 
     target: TargetFacts
     data: DataFacts
@@ -88,18 +90,19 @@ class Card:
     schema: Literal["tune-kernels/drafter-card/1"] = "tune-kernels/drafter-card/1"
 
     def tau(self, kind: str = "all") -> float:
-        """Of the stored weights."""
+        """tau of the stored weights."""
         return next(r.tau for r in self.stored_results if r.kind == kind)
 
 
 def hardware_of(device: torch.device) -> str:
+    """The GPU's name, or the CPU with its threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that matter here."""
+    """The versions of Python and of PACKAGES."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -110,7 +113,7 @@ def versions() -> dict[str, str]:
 
 
 def write_card(folder: Path, card: Card, curve: str) -> None:
-    """card.json and card.md. curve: name of the picture beside them."""
+    """Writes card.json and card.md. curve: name of the picture beside them."""
     replace_text(folder / JSON, json.dumps(dataclasses.asdict(card), indent=2, sort_keys=True) + "\n")
     replace_text(folder / MARKDOWN, as_markdown(card, curve))
 
@@ -119,13 +122,13 @@ def read_card(folder: Path) -> Card:
     """The card in `folder`.
 
     Raises:
-        LoadError: no card there, or one of another schema.
+        LoadError: no card, or one of another schema.
     """
     return read_fields(folder / JSON, LoadError).read(Card)
 
 
 def as_markdown(card: Card, curve: str) -> str:
-    """The card for a reader."""
+    """The card as Markdown."""
     data, training = card.data, card.training
     rows = [("target", f"{card.target.source}, features after layers {', '.join(map(str, card.target.feature_layers))}"),
             ("target's weights", card.target.weights), ("target's sizes", card.target.identity.shape),

@@ -1,6 +1,6 @@
-"""Loads an EAGLE-3 checkpoint (Li et al. 2025), strictly: every mistake here would show only as low acceptance.
+"""Loads an EAGLE-3 checkpoint (Li et al. 2025). Loading is strict: the only symptom of a mistake would be low acceptance.
 
-Two spellings are read: `midlayer.*` and `layers.0.*`. The configuration is eagle3_config's.
+Two spellings of tensors are read: `midlayer.*` and `layers.0.*`. eagle3_config.py reads the configuration.
 """
 
 from pathlib import Path
@@ -22,11 +22,12 @@ EMBEDDING = "embed_tokens.weight"
 
 
 def load_eagle3(path: Path, target: Model, device: torch.device, capacity: int, options: Options) -> Eagle3Drafter:
-    """A drafter for this target.
+    """The drafter in a folder, for this target. capacity: tokens of its cache.
 
     Raises:
-        LoadError: a tensor that is missing, left over or misshapen; a switch that isn't supported; a vocabulary map that
-            contradicts itself; layer ids or sizes that aren't the target's.
+        LoadError: a tensor is missing, left over or misshapen; a switch isn't supported; the vocabulary map contradicts itself;
+            layer ids or sizes don't fit the target.
+        NotPromoted: see select_schedules.
     """
     tensors = rename(read_tensors(path))
     config = read_config(path, tensors)
@@ -51,10 +52,11 @@ def load_eagle3(path: Path, target: Model, device: torch.device, capacity: int, 
 
 def random_eagle3(seed: int, shape: ModelShape, target: Model, device: torch.device, capacity: int,
                   options: Options) -> Eagle3Drafter:
-    """A drafter of random weights, for time and bits: its head's rows stand for ids spread evenly over the vocabulary.
+    """A drafter of random weights, for measurements of time and bits. Its draft vocabulary is spread evenly over the target's.
 
     Raises:
-        LoadError: a shape that isn't a drafter of this target.
+        LoadError: the shape isn't that of a drafter of this target.
+        NotPromoted: see select_schedules.
     """
     if shape.architecture != "eagle3" or shape.target_hidden_size != target.shape.hidden_size \
             or shape.hidden_size != target.shape.hidden_size or shape.vocab_size < target.vocab_limit:
@@ -68,7 +70,8 @@ def random_eagle3(seed: int, shape: ModelShape, target: Model, device: torch.dev
 
 
 def read_tensors(path: Path) -> Tensors:
-    """From model.safetensors, int8 rows dequantised, or pytorch_model.bin read without running code."""
+    """The tensors of model.safetensors, int8 rows dequantised, or of pytorch_model.bin, read without running code. Raises
+    LoadError."""
     binary = path / "pytorch_model.bin"
     if (path / "model.safetensors").is_file() or not binary.is_file():
         return dequantise_rows(read_safetensors(path), str(path))
@@ -79,14 +82,14 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def rename(tensors: Tensors) -> Tensors:
-    """The `layers.0.` spelling as `midlayer.`. Raises LoadError if both stand there."""
+    """The tensors with `layers.0.` renamed to `midlayer.`. Raises LoadError if both are there."""
     if all(any(n.startswith(p) for n in tensors) for p in (LAYER, OTHER_LAYER)):
         raise LoadError("an EAGLE-3 checkpoint with both midlayer.* and layers.0.*", expected="one spelling")
     return {LAYER + n.removeprefix(OTHER_LAYER) if n.startswith(OTHER_LAYER) else n: t for n, t in tensors.items()}
 
 
 def expected_tensors(shape: ModelShape, own_embedding: bool) -> dict[str, tuple[int, ...]]:
-    """Name and size of every float tensor of a drafter."""
+    """Name and size of every float tensor of a drafter. own_embedding: whether it has an embedding."""
     hidden, middle = shape.hidden_size, shape.intermediate_size
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     sizes: dict[str, tuple[int, ...]] = {
@@ -101,12 +104,11 @@ def expected_tensors(shape: ModelShape, own_embedding: bool) -> dict[str, tuple[
 
 
 def target_ids(tensors: Tensors, shape: ModelShape, where: str) -> torch.Tensor:
-    """The target id of each draft id, [V_d]. Takes d2t (offsets: id = i + d2t[i]) and t2d (membership) out of the
-    tensors.
+    """The target id of each draft id, [V_d] int64. Removes d2t (offsets: id = i + d2t[i]) and t2d (membership) from the tensors.
 
     Raises:
-        LoadError: a map that is missing though the vocabularies differ, leaves the vocabulary, repeats an id, or
-            contradicts t2d, as ids in the place of offsets do.
+        LoadError: d2t is missing though the vocabularies differ, leaves the vocabulary, repeats an id, or contradicts t2d, as
+            ids in place of offsets do.
     """
     size = shape.draft_vocab_size or shape.vocab_size
     offsets, member = tensors.pop("d2t", None), tensors.pop("t2d", None)

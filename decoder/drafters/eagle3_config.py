@@ -1,6 +1,6 @@
-"""The configuration of an EAGLE-3 checkpoint: an allow-list, since every switch that is ignored shows only as low acceptance.
+"""The configuration of an EAGLE-3 checkpoint. Keys are allow-listed: the only symptom of an ignored switch is low acceptance.
 
-Two spellings are read: a flat configuration, and one whose layer is nested in `transformer_layer_config`.
+Two spellings are read: a flat configuration, and one with the layer nested in `transformer_layer_config`.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ EAGLE_HARMLESS = HARMLESS | {"target_model_type", "next_layer_regular", "specula
 @dataclass(frozen=True)
 class Eagle3Config:
     """shape: of the one layer, with the drafter's own RoPE; norm_before_residual: the residual is the normed feature;
-    layer_ids: as the configuration names them, or None; ids_read: they are the layers that read the features."""
+    layer_ids: as in the configuration, or None; ids_read: whether these layers read the features, see feature_layers."""
 
     shape: ModelShape
     norm_before_residual: bool
@@ -50,10 +50,11 @@ class Eagle3Config:
 
 
 def read_config(path: Path, tensors: Tensors) -> Eagle3Config:
-    """The configuration in either spelling. KV heads come from the tensors: published cards are wrong about them.
+    """The configuration in either spelling. The number of KV heads comes from the tensors: published configurations are wrong
+    about it.
 
     Raises:
-        LoadError: a switch that isn't supported, a key that isn't known, a field that contradicts the tensors.
+        LoadError: a switch that isn't supported, an unknown key, a field that contradicts the tensors.
     """
     outer = read_fields(path / "config.json", LoadError)
     nested = outer.inner(NESTED).table if outer.get(NESTED, dict, {}) else {}
@@ -111,16 +112,17 @@ def _layer_ids(fields: Fields) -> tuple[int, ...] | None:
 def feature_layers(named: tuple[int, ...] | None, num_layers: int, where: str, read: bool = False) -> tuple[int, ...]:
     """The target layers whose output the drafter reads, ascending.
 
-    The published default has two spellings: ids of the layers that give a feature (1, L // 2 - 1, L - 4), or of the layers that
-    read it (2, L // 2, L - 3). Both mean the same features, and so does a configuration without ids. Of other ids, the place
-    says what they are: in `eagle_config` (NVIDIA ModelOpt) layers that give a feature, at the top level (vLLM, speculators)
-    layers that read it, of which each reads the output of the one before.
+    The published default has two spellings: the layers that give a feature (1, L // 2 - 1, L - 4), or the layers that read it
+    (2, L // 2, L - 3). Both mean the same features, and so does a configuration without ids. For other ids the place decides: in
+    `eagle_config` (NVIDIA ModelOpt) they are layers that give a feature, at the top level (vLLM, speculators) layers that read
+    it, each the output of the layer before.
 
     Args:
-        read: ids of a default in neither spelling are layers that read the features.
+        named: the ids of the configuration, or None. where: the file, for errors. read: whether ids other than the default are
+            layers that read the features.
 
     Raises:
-        LoadError: another number of ids; ids that don't ascend or that the target doesn't have; a target with too few layers.
+        LoadError: not three ids; ids that don't ascend or that the target lacks; a target with too few layers.
     """
     gives = (1, num_layers // 2 - 1, num_layers - 4)
     if named is None or named in (gives, tuple(i + 1 for i in gives)):

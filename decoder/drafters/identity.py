@@ -1,4 +1,4 @@
-"""Which target a drafter belongs to: sizes and vocabulary, as SHA-256. Names and paths say nothing."""
+"""The identity of a drafter's target: SHA-256 of its sizes and its vocabulary. Names and paths don't count."""
 
 import hashlib
 import json
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from ...shapes.model import ModelShape
 from ..request.tokenizer import Tokenizer
 
-DIGITS = 3  # of the norm's epsilon: GGUF files keep it in fp32
+DIGITS = 3  # significant digits of the norm's epsilon: GGUF files round it to fp32
 
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """shape: digest of the target's sizes; vocabulary: of its tokens and their ids. Special tokens aren't in it: releases of
-    transformers differ in which they find in a GGUF file (5.17: 2, 5.24: 3 for SmolLM2)."""
+    """Digests. shape: of the target's sizes; vocabulary: of its tokens and their ids. Special tokens don't count: releases of
+    transformers find different ones in a GGUF file (SmolLM2: 2 in 5.17, 3 in 5.24)."""
 
     shape: str
     vocabulary: str
 
 
 def identity_of(shape: ModelShape, tokenizer: Tokenizer) -> TargetIdentity:
-    """Equal for one model in several files, such as a GGUF file and a Hugging Face folder."""
+    """The identity of a target. Equal for a GGUF file and a Hugging Face folder of one model."""
     sizes = shape.sizes | {"rms_norm_eps": f"{shape.rms_norm_eps:.{DIGITS}g}"}
     return TargetIdentity(_digest(sizes), _digest(tokenizer.inner.get_vocab()))
 

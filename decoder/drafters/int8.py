@@ -1,7 +1,7 @@
 """Weights as int8 with one scale per row, in a safetensors file: `NAME` int8 [N, K] beside `NAME_scale` fp32 [N, 1].
 
-value = int8 * scale, scale = the row's largest magnitude / 127. A quarter of fp32's bytes; the largest error of a value
-is half a scale. Used to store drafters small: a drafter's weights change how fast tokens come, never which.
+value = int8 * scale, scale = the row's largest magnitude / 127. A value's error is at most half a scale. The files take a quarter
+of fp32's bytes. Drafters are stored so: their weights change the speed of a request and never its tokens.
 """
 
 import torch
@@ -14,7 +14,7 @@ LARGEST = 127  # symmetric: -128 is not used
 
 
 def quantise_rows(tensors: Tensors) -> Tensors:
-    """Every float matrix [N, K] as int8 with its scales; vectors and integer tensors as they are."""
+    """Every float matrix [N, K] as int8 with its scales; vectors and integer tensors unchanged."""
     stored: Tensors = {}
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_floating_point():
@@ -27,10 +27,10 @@ def quantise_rows(tensors: Tensors) -> Tensors:
 
 
 def dequantise_rows(tensors: Tensors, where: str) -> Tensors:
-    """The tensors with every int8 matrix as fp32; the scales are used up.
+    """The tensors with every int8 matrix [N, K] as fp32, without the scales. where: the file, for errors.
 
     Raises:
-        LoadError: an int8 tensor without scales, scales without int8, scales that are misshapen or not positive.
+        LoadError: an int8 tensor without scales, scales without an int8 tensor, scales that are misshapen or not positive.
     """
     found: Tensors = {}
     for name, tensor in tensors.items():

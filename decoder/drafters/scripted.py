@@ -1,8 +1,7 @@
-"""A drafter that replays a recorded AR run: right for a scripted number of tokens, then one wrong token, then wrong
-ones.
+"""A drafter that replays a recorded AR run: a scripted number of right tokens, then wrong ones.
 
-For tests and benchmarks: any acceptance pattern, any pattern of branch hits. Where it stands for a real drafter,
-that drafter does its full work and only its proposals are overwritten. Verification is untouched.
+It gives tests and benchmarks any pattern of acceptance and of branch hits. An inner drafter does its full work, and the script
+overwrites its proposals. Verification is unchanged.
 """
 
 from collections.abc import Sequence
@@ -16,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class ScriptedDrafter:
-    """reference: the recorded sequence, prompt included. accepted: how many drafted tokens are right in round 0, 1,
-    ..., cycled; hits: whether the branch of the true outcome is ready after round 0, 1, ..., cycled. vocab_size:
-    wrong tokens stay below it. inner: a real drafter whose work is done as well."""
+    """See drafter.Drafter. reference: the recorded sequence, prompt included; accepted: right drafted tokens per round, repeated;
+    vocab_size: wrong tokens stay below it; hits: whether the branch of the true outcome is ready, per round, repeated; inner: a
+    real drafter that works as well."""
 
     name = "scripted"
 
@@ -31,13 +30,13 @@ class ScriptedDrafter:
         self.round_of: dict[int, int] = {}  # tokens at the start of a round -> its number
 
     def start(self, tokens: list[int], features: "torch.Tensor | None", chooser: Chooser) -> None:
-        """Round 0 begins after `tokens`."""
+        """See Drafter. Round 0 begins after `tokens`."""
         self.round_of = {len(tokens): 0}
         if self.inner:
             self.inner.start(tokens, features, chooser)
 
     def draft(self, tokens: list[int], length: int) -> list[int]:
-        """The script's tokens for the round that begins here."""
+        """See Drafter. The script's tokens for this round."""
         if self.inner:
             self.inner.draft(tokens, length)
         return self._script(len(tokens), length)
@@ -50,12 +49,12 @@ class ScriptedDrafter:
         return known[:right] + [(token + 1) % self.vocab_size for token in known[right:]]
 
     def accept(self, outcome: Outcome) -> None:
-        """For the inner drafter."""
+        """See Drafter. For the inner drafter alone."""
         if self.inner:
             self.inner.accept(outcome)
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
-        """The true outcome's branch where the script says hit; wrong outcomes beside it, as a real drafter has them."""
+        """See Drafter. The branch of the true outcome if the script hits; the others are for wrong outcomes."""
         base = len(tokens)
         if self.inner:
             self.inner.prepare(tokens, draft, branches, length)

@@ -1,7 +1,7 @@
-"""A small model of the same vocabulary as the drafter (Leviathan, Kalman, Matias 2023; Chen et al. 2023).
+"""A small model of the target's vocabulary as the drafter (Leviathan, Kalman, Matias 2023; Chen et al. 2023).
 
-Its cache holds a prefix of the sequence; whatever is missing is fed with the next pass. So one rule serves rollback, a full
-accept (whose last token the drafter never fed to itself) and a branch that hit: keep the accepted tokens, feed the rest.
+Its cache holds a prefix of the sequence; the next pass feeds the missing tokens. One rule covers a rollback, a full accept (the
+drafter has never fed its last drafted token) and a branch hit: keep the accepted tokens, feed the rest.
 """
 
 from typing import TYPE_CHECKING
@@ -18,8 +18,8 @@ FEED = 128  # rows of one pass over a prompt
 
 
 def choose_rows(model: Model, final: "torch.Tensor", chooser: Chooser, indices: list[int]) -> list[int]:
-    """The token that `chooser` chooses from each row, for the sequence indices given. Raises NumericsError if a row has
-    none."""
+    """The chooser's token for each row of final [rows, H], at these sequence indices. Raises NumericsError for a row without an
+    answer."""
     if chooser.greedy:
         chosen = model.greedy(final)
         if min(chosen) < 0:
@@ -29,7 +29,7 @@ def choose_rows(model: Model, final: "torch.Tensor", chooser: Chooser, indices: 
 
 
 def feed(model: Model, cache: Cache, tokens: list[int]) -> "torch.Tensor":
-    """Appends tokens to the cache, FEED rows per pass; the final rows of the last pass."""
+    """Appends tokens to the cache, FEED rows per pass. Returns the final rows of the last pass."""
     final = None
     for start in range(0, len(tokens), FEED):
         part = tokens[start:start + FEED]
@@ -40,7 +40,7 @@ def feed(model: Model, cache: Cache, tokens: list[int]) -> "torch.Tensor":
 
 
 class SmallModelDrafter:
-    """See drafter.Drafter. Its own cache, as large as the target's."""
+    """See drafter.Drafter. capacity: tokens of its cache."""
 
     name = "model"
     feature_layers: tuple[int, ...] = ()
@@ -51,13 +51,13 @@ class SmallModelDrafter:
         self.chooser = Chooser()
 
     def start(self, tokens: list[int], features: "torch.Tensor | None", chooser: Chooser) -> None:
-        """Feeds the prompt."""
+        """See Drafter. Feeds the prompt."""
         self.chooser = chooser
         self.cache.clear()
         feed(self.model, self.cache, tokens[:-1])
 
     def draft(self, tokens: list[int], length: int) -> list[int]:
-        """Feeds the tokens that the cache lacks, then one token per pass."""
+        """See Drafter. Feeds the tokens that the cache lacks, then one token per pass."""
         drafted: list[int] = []
         rest = tokens[self.cache.cursor:]
         while len(drafted) < length:
@@ -67,12 +67,12 @@ class SmallModelDrafter:
         return drafted
 
     def accept(self, outcome: Outcome) -> None:
-        """Keeps the keys of the accepted tokens, as far as they were fed."""
+        """See Drafter. Keeps the keys of the accepted tokens that were fed."""
         self.cache.rollback(min(self.cache.cursor, outcome.base + outcome.accepted))
 
     def prepare(self, tokens: list[int], draft: list[int], branches: int, length: int) -> Branch:
-        """One pass over the draft, the last drafted token included, gives the likely outcomes; then all branches
-        draft in one batch, one pass per token."""
+        """See Drafter. One pass over the whole draft gives the likely outcomes. Then all branches draft in one batch, one pass
+        per token."""
         base = len(tokens)
         self.cache.rollback(min(self.cache.cursor, base - 1))
         final = feed(self.model, self.cache, tokens[self.cache.cursor:] + draft)[-(len(draft) + 1):]

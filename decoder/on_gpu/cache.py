@@ -1,8 +1,8 @@
-"""The KV cache of one sequence on the GPU, in the layout that the kernels read; on_torch/cache.py has the one of `torch`.
+"""The KV cache of one sequence on the GPU, in the layout of the kernels. The cache of `torch` is in on_torch/cache.py.
 
-One fixed buffer, all layers in one allocation, [slots, num_kv_heads, head_dim] a layer, so that a token of a layer is one piece
-and a chunk is a range of slots. Its addresses never change, so graphs stay valid; rollback moves the cursor. Slots at and past
-the cursor may hold anything: attention masks its loads.
+One allocation holds all layers, [slots, num_kv_heads, head_dim] per layer: a token of a layer is contiguous, and a chunk is a
+range of slots. The addresses never change, so graphs stay valid; rollback moves the cursor. Slots at and past the cursor may hold
+anything: attention masks its loads.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from ..checkpoint.rope import rope_table
 from ..rows import Cursor, Own, Rows
 from .graphs import Graphs
 
-SLACK = 64  # slots past the capacity: rounds in flight when a request ends may write there
+SLACK = 64  # slots past the capacity, for writes of rounds in flight at the end of a request
 
 
 class DeviceCache(Cursor):
     """Keys and values [num_layers, slots, num_kv_heads, head_dim] bf16; slots = capacity + SLACK. See rows.Cache.
 
-    cursor: tokens in the cache, as the host knows it. partials: attention's, shared by the layers. rope: cosines and sines
+    cursor: tokens in the cache, by the host's count. partials: attention's, shared by the layers. rope: cosines and sines
     [>= slots, head_dim / 2] fp32; a position's bits don't depend on the capacity. graphs: passes captured at these addresses.
     """
 
@@ -43,20 +43,20 @@ class DeviceCache(Cursor):
         self.graphs = Graphs(graphs, device)
 
     def chunks_for(self, tokens: int) -> int:
-        """Chunks that a launch covers when the cache holds `tokens` at the end of it: rounded up to a power of two, so that
-        few graphs serve all lengths and the work still follows the tokens."""
+        """Chunks that a launch covers if the cache holds `tokens` after it. Rounded up to a power of two: few graphs serve all
+        lengths, and the work still follows the length."""
         need = -(-tokens // self.chunk)
         return min(1 << (need - 1).bit_length(), self.chunks)
 
     def steps_of_chunks(self, first: int, last: int) -> list[int]:
-        """Numbers of tokens, one for each value that `chunks_for` takes from `first` to `last` tokens."""
+        """Numbers of tokens, one per value of `chunks_for` between `first` and `last` tokens."""
         found = [first]
         while self.chunks_for(found[-1]) < self.chunks_for(last):
             found.append(self.chunks_for(found[-1]) * self.chunk + 1)
         return found
 
     def own(self, branches: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for the tokens of branches: keys and values [num_layers, branches, steps, num_kv_heads, head_dim]."""
+        """See rows.Cache."""
         layers, _, heads, head_dim = self.keys.shape
         keys = self.keys.new_empty(layers, branches, steps, heads, head_dim)
         return keys, torch.empty_like(keys)
@@ -64,8 +64,9 @@ class DeviceCache(Cursor):
 
 @dataclass(frozen=True)
 class Pass:
-    """The place of a pass: `rows` rows from position length[0] of the cache on; length [1] int32, on the device. chunks: of keys
-    that attention is launched over, up to the last key or beyond; 0 in a prompt's pass. They don't reach the bits."""
+    """The place of a pass: `rows` rows from position length[0] of the cache on. length [1] int32, on the device. chunks:
+    attention's launch covers so many chunks of keys, at least to the last key; 0 in a prompt's pass. The bits don't depend on
+    it."""
 
     cache: DeviceCache
     length: torch.Tensor
@@ -74,15 +75,15 @@ class Pass:
 
 
 def cache_of(rows: Rows) -> DeviceCache:
-    """The buffer behind the rows of a pass."""
+    """The cache behind the rows of a pass."""
     assert isinstance(rows.cache, DeviceCache), f"{type(rows.cache).__name__}: a cache of another backend"
     return rows.cache
 
 
 @contextmanager
 def standing_in(cache: DeviceCache, own: Own | None) -> Iterator[None]:
-    """While a branch's row runs, its own tokens stand in the shared slots; afterwards the new one is the branch's, and what was
-    in the slots comes back. Of rows that aren't a branch's, nothing."""
+    """A context for the pass of one branch's row: the branch's own tokens replace those in the shared slots. At its end the new
+    token is copied to the branch, and the slots are restored. Does nothing for own None."""
     if own is None:
         yield
         return

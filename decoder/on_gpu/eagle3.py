@@ -1,13 +1,13 @@
 """The EAGLE-3 network (drafters/eagle3.py) on the `triton` backend. A whole proposal is one chain of launches.
 
-In a proposal (`launch_draft`) the first pass writes the entries of the last verification from the target's features, K + 1 rows
-whatever was accepted, and goes on from the accepted one; rows past it land in slots that are overwritten before they are seen.
+The first pass of a proposal (`launch_draft`) writes the entries of the last verification from the target's features: K + 1 rows,
+whatever was accepted. The next pass continues from the accepted entry. Later rows land in slots that are overwritten before any
+row reads them.
 """
 
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from ...kernels.activation import quantise
@@ -22,13 +22,12 @@ from ...schedules.schedule import StepSchedules
 from ...shapes.model import ModelShape
 from ..backend import DraftWeights, Step
 from ..rows import Rows
-from ..sampling import no_answer
 from .branches import DeviceBranches
 from .buffers import DeviceInputs, Splits, Verified, new_workspace, splits_of
 from .cache import DeviceCache, Pass, cache_of, standing_in
 from .graphs import on
 from .layer import Decode, Phase, Prefill, launch_all, summed
-from .network import WriteDraft, low_precision
+from .network import WriteDraft, answered_winners, low_precision
 from .weights import pack, pack_layer, token_table
 
 FEED = 128  # rows of one pass over a prompt
@@ -36,9 +35,9 @@ FEED = 128  # rows of one pass over a prompt
 
 @dataclass(frozen=True)
 class Buffers:
-    """Beside a layer's, at fixed addresses. fc_in [2, FEED, 3 H_target] and head_in [2, ROWS, H]: inputs of fc and an e4m3 head;
-    fc_partials [split_k, ROWS, H] fp32; reduced [FEED, H] bf16. scored: the steps along a draft, rows 0..K; spread [ROWS, STRIDE]
-    int32: its tokens, each on 16 bytes, as a launch wants them."""
+    """The network's buffers besides a layer's, at fixed addresses. fc_in [2, FEED, 3 H_target], head_in [2, ROWS, H]: inputs of
+    fc and of an e4m3 head; fc_partials [split_k, ROWS, H] fp32; reduced [FEED, H] bf16: fc's output; scored: the steps along a
+    draft, rows 0..K; spread [ROWS, STRIDE] int32: the draft's tokens, each aligned to 16 bytes."""
 
     fc_in: Activation
     head_in: Activation
@@ -49,7 +48,7 @@ class Buffers:
 
 
 def new_buffers(shape: ModelShape, features: int, split_k: int, e4m3: bool, device: torch.device) -> Buffers:
-    """features: 3 H_target; split_k: of fc."""
+    """The buffers of a drafter of this shape. features: 3 H_target; split_k: of fc."""
     H = shape.hidden_size
 
     def terms(rows: int, K: int) -> Activation:
@@ -66,11 +65,11 @@ def new_buffers(shape: ModelShape, features: int, split_k: int, e4m3: bool, devi
 
 
 class TritonEagle3Model:
-    """See backend.DraftNetwork. ids: the target id of each row of the head, ascending: the lowest row is the lowest id."""
+    """See backend.DraftNetwork. ids [V_d]: the target id of each row of the head, ascending, so that ties go to the lowest id."""
 
     def __init__(self, weights: DraftWeights, recipe: Recipe, device: torch.device, vocab_limit: int, schedules: StepSchedules,
                  graphs: bool) -> None:
-        """graphs: whether passes are captured."""
+        """vocab_limit: target ids from here on are never drafted; graphs: whether passes are captured."""
         self.shape, self.recipe, self.device, self.graphs_enabled = weights.shape, recipe, device, graphs
         self._pack(weights, vocab_limit)
         shape, e4m3 = weights.shape, low_precision(recipe).is_e4m3
@@ -88,7 +87,7 @@ class TritonEagle3Model:
         self.lm_head_logits = partial(lm_head_logits, schedule=self.head_schedule, numerics=recipe.numerics)
 
     def _pack(self, weights: DraftWeights, vocab_limit: int) -> None:
-        """Weights as the kernels read them; consumes the tensors."""
+        """Packs the weights for the kernels; consumes the tensors."""
         tensors, precision, device = weights.tensors, low_precision(self.recipe), self.device
 
         def vector(name: str) -> torch.Tensor:
@@ -99,7 +98,7 @@ class TritonEagle3Model:
         order = torch.argsort(weights.ids)
         self.ids = weights.ids[order].to(device)
         self.map = self.ids.to(torch.int32)
-        self.limit = int((weights.ids < vocab_limit).sum())  # rows of the head that stand for a token
+        self.limit = int((weights.ids < vocab_limit).sum())  # rows of the head below vocab_limit
         self.head = pack(tensors.pop("lm_head.weight")[order], precision, device)
         self.norm = vector("norm.weight")
         self.layer = pack_layer(tensors, "midlayer.", precision, self.shape, device)
@@ -113,11 +112,12 @@ class TritonEagle3Model:
         return self.decode.max_rows
 
     def new_cache(self, capacity: int) -> DeviceCache:
-        """A cache of one layer."""
+        """See backend.DraftNetwork."""
         return DeviceCache(self.shape, capacity, self.recipe, self.device, self.graphs_enabled)
 
     def launch_reduce(self, features: torch.Tensor, rows: int) -> torch.Tensor:
-        """fc of up to FEED rows [rows, 3 H_target]: the drafter's features, [>= rows, H] at a fixed address."""
+        """Launches fc over features [>= rows, 3 H_target], at most FEED rows. Returns its output [>= rows, H] at a fixed
+        address."""
         x, out, partials = Activation(features[None]), self.buffers.reduced, self.buffers.fc_partials
         if self.buffers.fc_in.scale is not None:
             x = self.buffers.fc_in
@@ -132,7 +132,7 @@ class TritonEagle3Model:
 
     @torch.inference_mode()
     def reduce(self, features: torch.Tensor) -> torch.Tensor:
-        """fc: the target's features [rows, 3 H_target] as the drafter's [rows, H]."""
+        """See backend.DraftNetwork."""
         with on(self.device):
             parts = [self.launch_reduce(part.to(self.device, torch.bfloat16).contiguous(), len(part))[:len(part)].clone()
                      for part in features.split(FEED)]
@@ -140,7 +140,7 @@ class TritonEagle3Model:
 
     @torch.inference_mode()
     def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> Step:
-        """One pass over entries (token, feature [H]), appended to the caches of `rows`."""
+        """See backend.DraftNetwork."""
         cache = cache_of(rows)
         steps = []
         for group in rows.groups:
@@ -163,7 +163,7 @@ class TritonEagle3Model:
         return Step(phase.space.final[:rows].clone(), phase.space.x[:rows].clone())
 
     def launch(self, phase: Decode | Prefill, tokens: torch.Tensor, cache: DeviceCache, rows: int, chunks: int) -> None:
-        """Every launch of one pass over entries of tokens [>= rows] and `reduced`, at inputs.length."""
+        """Every launch of one pass over entries (tokens [>= rows], buffers.reduced), at position inputs.length."""
         self._launch(phase, tokens, self.buffers.reduced, Pass(cache, self.inputs.length, rows, chunks))
         phase.end(self.norm, rows, last=True)
 
@@ -172,19 +172,20 @@ class TritonEagle3Model:
         launch_all(phase.layer(0, self.layer, at))
 
     def launch_entries(self, cache: DeviceCache, source: Verified, rows: int, chunks: int, terms: bool) -> Activation:
-        """The entries of a verification of `rows` rows from the target's features: the head's input after the accepted one, which
-        is then row 0 of x. terms: as in _end."""
+        """Launches the entries of a verification of `rows` rows, from the target's features. Row 0 of x is then the accepted
+        entry. Returns the head's input after it. terms: see _end."""
         reduced = self.launch_reduce(source.features, rows)
         self._launch(self.decode, source.winners, reduced, Pass(cache, source.inputs.start(0), rows, chunks))
         return self._end(terms, source.inputs.tip)
 
     def launch_own(self, cache: DeviceCache, token: torch.Tensor, start: torch.Tensor, chunks: int, terms: bool) -> Activation:
-        """One entry on the drafter's own feature, row 0 of x: the head's input after it. terms: as in _end."""
+        """Launches one entry from the drafter's own feature, row 0 of x. Returns the head's input after it. terms: see _end."""
         self._launch(self.decode, token, self.decode.space.x, Pass(cache, start, 1, chunks))
         return self._end(terms)
 
     def _end(self, terms: bool, row: torch.Tensor | None = None) -> Activation:
-        """The norm before the head, of one row. terms: straight into an e4m3 head's input; else into row 0 of space.final."""
+        """Launches the norm of one row before the head. terms: an e4m3 head gets its two terms directly; otherwise the result
+        goes to row 0 of space.final."""
         if not terms or self.head.scale is None:
             self.decode.end(self.norm, 1, last=True, row=row)
             return Activation(self.decode.space.final[None, :1])
@@ -194,8 +195,8 @@ class TritonEagle3Model:
 
     def launch_draft(self, cache: DeviceCache, source: Verified, length: int, chunks: int, write: WriteDraft,
                      keep: bool = False) -> None:
-        """A whole proposal of `length` tokens after a verification of length + 1 rows. write: called with each drafted token [1]
-        and its place. keep: its steps, for `launch_scores`."""
+        """Launches a proposal of `length` tokens after a verification of length + 1 rows. write: called with each drafted token
+        [1] and its index. keep: keeps the steps for `launch_scores`."""
         x = self.launch_entries(cache, source, length + 1, chunks, terms=not keep)
         for step in range(length):
             if keep:
@@ -206,8 +207,8 @@ class TritonEagle3Model:
                 x = self.launch_own(cache, token, source.inputs.start(2 + step), chunks, terms=not keep)
 
     def launch_scores(self, cache: DeviceCache, source: Verified, length: int, chunks: int, drafted: bool) -> torch.Tensor:
-        """The draft in source.inputs.row_tokens on the drafter's own features: logits after each of its tokens, [length + 1, V_d]
-        fp32. drafted: `launch_draft` has just made this draft and kept its steps; only the last token is left."""
+        """The logits after each token of the draft in source.inputs.row_tokens, on the drafter's own features: [length + 1, V_d]
+        fp32. drafted: `launch_draft` has made this draft and kept its steps, so only the last token's pass is launched."""
         if not drafted:
             self.launch_entries(cache, source, length + 1, chunks, terms=False)
             self._keep(0)
@@ -222,7 +223,8 @@ class TritonEagle3Model:
         self.buffers.scored.feature[step].copy_(self.decode.space.x[0])
 
     def launch_branches(self, branches: DeviceBranches, step: int, chunks: int) -> torch.Tensor:
-        """Pass `step` of all branches, the first one from where each leaves the draft: final rows [branches, H]."""
+        """Launches pass `step` of all branches; pass 0 starts at each branch's point of the draft. Returns the final rows
+        [branches, H]."""
         phase, rows = branches.decode, branches.count
         feature = self.buffers.scored.feature.index_select(0, branches.counts) if step == 0 else phase.space.x
         self._launch(phase, branches.tokens(step), feature, Pass(branches.cache, branches.start(step), rows, chunks))
@@ -230,15 +232,15 @@ class TritonEagle3Model:
         return phase.space.final[:rows]
 
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
-        """The target ids of the winners, [rows] int32, at a fixed address; -1 for a row of NaN. final [rows, H] bf16, up to a row
-        tile."""
+        """Launches the head over final [rows, H] bf16, at most a row tile. Returns the winners' target ids [rows] int32 at a
+        fixed address, -1 for a row of NaN."""
         return self._winners(self._head_input(final))
 
     def _winners(self, x: Activation) -> torch.Tensor:
         return self.lm_head(x, self.head, limit=self.limit, ids=self.map, scratch=self.scratch)
 
     def _head_input(self, final: torch.Tensor) -> Activation:
-        """final, or as an e4m3 head reads it."""
+        """final as the head reads it: two e4m3 terms for an e4m3 head."""
         if self.head.scale is None:
             return Activation(final[None])
         self.quantise_row(final, self.buffers.head_in, rows=len(final))
@@ -246,27 +248,16 @@ class TritonEagle3Model:
 
     @torch.inference_mode()
     def greedy(self, final: torch.Tensor) -> list[int]:
-        """The winning target id of each row. Raises NumericsError if a row holds nothing but NaN."""
+        """See backend.DraftNetwork."""
         with on(self.device):
-            parts = [self.launch_head(part.contiguous()).tolist() for part in final.split(self.head_schedule.row_tile)]
-        found = [token for part in parts for token in part]
-        if min(found) < 0:
-            raise no_answer("drafter")
-        return found
+            return answered_winners(self.launch_head, self.scratch, final.split(self.head_schedule.row_tile))
 
     @torch.inference_mode()
     def logits(self, final: torch.Tensor) -> torch.Tensor:
-        """[rows, V_d] in fp32 over the head's rows; -inf where the target id has no token."""
+        """See backend.DraftNetwork."""
         with on(self.device):
             parts = [self.lm_head_logits(self._head_input(part.contiguous()), self.head)
                      for part in final.split(self.head_schedule.row_tile)]
         logits = torch.cat(parts)
         logits[:, self.limit:] = -torch.inf
         return logits
-
-    def rows_over_target(self, final: torch.Tensor) -> np.ndarray:
-        """The logits over target ids, [rows, V], -inf at ids that the drafter doesn't know."""
-        logits = self.logits(final)
-        wide = logits.new_full((logits.shape[0], self.shape.vocab_size), -torch.inf)
-        wide[:, self.ids] = logits
-        return wide.cpu().numpy()

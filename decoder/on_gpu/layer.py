@@ -1,7 +1,7 @@
-"""One decoder layer as launches of the project's kernels, in two phases: `Decode`, up to a row tile of rows through the tuned
-kernels, and `Prefill`, many rows through kernels/prefill.py. Both read the same weights and write the same cache.
+"""One decoder layer as launches of the project's kernels, in two phases: `Decode` runs up to a row tile of rows through the tuned
+kernels, `Prefill` many rows through kernels/prefill.py. Both read the same weights and write the same cache.
 
-Partials of a linear are summed by the launch after it: the norm, or RoPE and append.
+The launch after a linear, the norm or RoPE and append, sums its partials.
 """
 
 from abc import ABC, abstractmethod
@@ -32,13 +32,13 @@ LINEARS = ("qkv", "o", "gate_up", "down")
 
 
 def launch_all(launches: Iterable[Launched]) -> None:
-    """In order."""
+    """Launches in order."""
     for _, launch in launches:
         launch()
 
 
 def summed(partials: torch.Tensor) -> torch.Tensor:
-    """Partials [split_k, rows, N] added in index order, as the kernels add them: [rows, N] fp32."""
+    """The sum [rows, N] fp32 of partials [split_k, rows, N], in index order as in the kernels."""
     total = partials[0]
     for part in partials[1:]:
         total = total + part
@@ -46,11 +46,11 @@ def summed(partials: torch.Tensor) -> torch.Tensor:
 
 
 class Phase(ABC):
-    """The launches of a layer, in order, for both phases. Each operation is bound once to its schedule and numerics."""
+    """The launches of a layer, in order. Each operation is bound once to its schedule and numerics."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace) -> None:
         self.shape, self.recipe, self.numerics, self.space = shape, recipe, recipe.numerics, space
-        self.act_amax: torch.Tensor | None = None  # [rows, parts] fp32: the largest magnitudes of parts of act's rows
+        self.act_amax: torch.Tensor | None = None  # [rows, parts] fp32: the largest magnitude per part of act's rows
         self.norm = partial(norm, schedule=FIXED["norm"].schedule, numerics=self.numerics)
         self.rope_append = partial(rope_append, schedule=FIXED["rope"].schedule, numerics=self.numerics)
         self.quantise = partial(quantise, schedule=FIXED["quantise"].schedule, numerics=self.numerics)
@@ -58,18 +58,18 @@ class Phase(ABC):
 
     @abstractmethod
     def linear(self, kernel: str, weights: Packed, x: Activation, out: torch.Tensor, rows: int) -> None:
-        """The first rows of x through one linear into out [split_k, rows, N]."""
+        """Launches one linear over the first `rows` rows of x, into out [split_k, rows, N]."""
 
     @abstractmethod
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
-        """gate_up and SwiGLU, into space.act and act_amax."""
+        """Launches of gate_up and SwiGLU, into space.act and act_amax."""
 
     @abstractmethod
     def attend(self, index: int, at: Pass) -> Iterator[Launched]:
-        """Attention of all rows, into space.heads."""
+        """Launches of attention over all rows, into space.heads. index: of the layer."""
 
     def narrow(self, o: torch.Tensor, rows: int, amax: torch.Tensor | None = None) -> Iterator[Launched]:
-        """o [>= rows, num_heads, head_dim] bf16 into space.heads; amax: as `merge` wrote it."""
+        """Launches that narrow o [>= rows, num_heads, head_dim] bf16 into space.heads. amax: the maxima that `merge` wrote."""
         heads = self.space.heads
         flat = o.view(-1, heads.values.shape[2])
         if heads.scale is None:
@@ -80,18 +80,18 @@ class Phase(ABC):
             yield "quantise", lambda: self.quantise(flat, heads, rows=rows, amax=amax)
 
     def mix(self, index: int, weights: PackedLayer, at: Pass) -> Iterator[Launched]:
-        """From qkv's partials to space.heads: norms of the heads, RoPE, append, attention."""
+        """Launches from qkv's partials to space.heads: norms of the heads, RoPE, append, attention."""
         yield "rope", lambda: self.rope_append(self.space.qkv, at.cache.rope, at.length, rows=at.rows, q=self.space.q,
                                                cache=(at.cache.keys[index], at.cache.values[index]), norms=weights.head_norms)
         yield from self.attend(index, at)
 
     def begin(self, tokens: torch.Tensor, embedding: torch.Tensor, weight: torch.Tensor, rows: int) -> None:
-        """x = embedding of the tokens, normed for the first layer."""
+        """Launches x = embedding of the tokens, and its norm for the first layer."""
         self.norm(Residual(self.space.x, tokens=tokens, embedding=embedding), weight, self.shape.rms_norm_eps, self.space.entry,
                   rows=rows)
 
     def layer(self, index: int, weights: PackedLayer, at: Pass) -> Iterator[Launched]:
-        """From qkv's input to the partials of `down`, launch by launch."""
+        """The launches from qkv's input to the partials of `down`."""
         space, rows = self.space, at.rows
         yield "qkv", lambda: self.linear("qkv", weights.qkv, space.entry, space.qkv, rows)
         yield from self.mix(index, weights, at)
@@ -105,14 +105,15 @@ class Phase(ABC):
 
     def end(self, weight: torch.Tensor, rows: int, last: bool, feature: torch.Tensor | None = None,
             row: torch.Tensor | None = None) -> None:
-        """x += down, normed: for the next layer, or in bf16 for the head where `last`. row: as in kernels/norm.py."""
+        """Launches x += down and the norm of x: for the next layer, or in bf16 for the head if `last`. row: see
+        kernels/norm.py."""
         space = self.space
         self.norm(Residual(space.x, space.y_down, row=row), weight, self.shape.rms_norm_eps,
                   Activation(space.final[None]) if last else space.entry, rows=rows, feature=feature)
 
 
 class Decode(Phase):
-    """Up to a row tile of rows, one artefact per kernel whatever their number."""
+    """Up to a row tile of rows. Every number of rows runs the same compiled kernels."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace, schedules: StepSchedules) -> None:
         super().__init__(shape, recipe, space)
@@ -131,12 +132,12 @@ class Decode(Phase):
 
     @property
     def row_tile(self) -> int:
-        """Rows that the linears take at once: the row tile of the recipe or of a schedule."""
+        """Rows per launch of a linear: the smaller of the recipe's and the schedules' row tile."""
         return min(self.recipe.row_tile, self.schedules.row_tile)
 
     @property
     def max_rows(self) -> int:
-        """Rows of one pass: a row tile, or as many as attention's tile holds."""
+        """Rows of one pass: the smaller of the row tile and attention's tile."""
         heads = AttentionShape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
         return min(self.row_tile, max_rows(heads, self.schedules.attention))
 
@@ -145,7 +146,7 @@ class Decode(Phase):
         self.linears[kernel](x.first(rows), weights, out=out[0, :rows] if len(out) == 1 else out[:, :rows])
 
     def gated(self, weights: Packed, rows: int) -> Iterator[Launched]:
-        """See Phase; SwiGLU is gate_up's epilogue."""
+        """See Phase. SwiGLU is gate_up's epilogue."""
         space = self.space
         yield "gate_up", lambda: self.linears["gate_up"](space.hidden.first(rows), weights, out=space.act[:rows], swiglu=True,
                                                          amax=self.act_amax)
@@ -159,7 +160,7 @@ class Decode(Phase):
         yield from self.narrow(cache.partials.o, rows, self.amax)
 
     def project(self, kernel: str, weights: Packed, x: torch.Tensor) -> torch.Tensor:
-        """One linear on its own, partials summed and rounded: x [rows, K] bf16 to [rows, N] bf16."""
+        """One linear alone: x [rows, K] bf16 to [rows, N] bf16, partials summed and rounded."""
         terms = Activation(x[None])
         if weights.scale is not None:
             terms = Activation(x.new_empty(2, *x.shape, dtype=weights.w.dtype), x.new_empty(len(x), dtype=torch.float32))
@@ -169,7 +170,7 @@ class Decode(Phase):
 
 
 class Prefill(Phase):
-    """Many rows. out: attention's output [rows, num_heads, head_dim] bf16."""
+    """Many rows. out [rows, num_heads, head_dim] bf16: attention's output."""
 
     def __init__(self, shape: ModelShape, recipe: Recipe, space: Workspace) -> None:
         super().__init__(shape, recipe, space)

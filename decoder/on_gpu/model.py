@@ -24,7 +24,7 @@ from .cache import DeviceCache, Pass, cache_of, standing_in
 from .eagle3 import TritonEagle3Model
 from .graphs import WARM_UP, on
 from .layer import Prefill, launch_all
-from .network import DeviceNetwork, low_precision
+from .network import DeviceNetwork, answered_winners, low_precision
 from .profile import pass_profile
 from .rounds import DeviceRounds
 
@@ -123,13 +123,8 @@ class TritonModel(DeviceNetwork):
 
     def greedy(self, final: torch.Tensor) -> list[int]:
         """See backend.Model.greedy."""
-        found: list[int] = []
         with self.lock, torch.inference_mode(), on(self.device):
-            for part in final.split(self.head_schedule.row_tile):
-                tokens = self.launch_head(part.contiguous())
-                answered = self.scratch.best[:len(part)].amax(-1) < torch.inf
-                found += torch.where(answered, tokens, -1).tolist()
-        return found
+            return answered_winners(self.launch_head, self.scratch, final.split(self.head_schedule.row_tile))
 
     def pass_profile(self, cache: Cache, rows: Sequence[int]) -> PassProfile:
         """See backend.Model."""

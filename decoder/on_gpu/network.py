@@ -1,15 +1,15 @@
-"""The weights of a Qwen2 or Llama decoder on the GPU, and its passes as launches: every operation is a kernel of kernels/, at
-fixed addresses. A pass can be captured in a graph, alone or as a part of a round.
+"""The weights of a decoder on the GPU, and its passes as launches. Every operation is a kernel of kernels/ at fixed addresses, so
+a graph can capture a pass, alone or as a part of a round.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
 
 from ...kernels.layout import ROWS, Activation, Weights
-from ...kernels.lm_head import lm_head, lm_head_logits, new_scratch
+from ...kernels.lm_head import HeadScratch, lm_head, lm_head_logits, new_scratch
 from ...schedules.recipe import Precision, Recipe
 from ...schedules.schedule import StepSchedules
 from ...shapes.model import ModelShape
@@ -22,15 +22,16 @@ from .graphs import on
 from .layer import Decode, Launched, Prefill, launch_all
 from .weights import PackedLayer, pack_layer, token_table
 
-WriteDraft = Callable[[torch.Tensor, int], None]  # a drafted token [1] int32 and its place in the draft
+WriteDraft = Callable[[torch.Tensor, int], None]  # called with a drafted token [1] int32 and its index in the draft
 
 
 class DeviceNetwork:
-    """A target, or a small model that drafts. lock: for the launches of one pass or round; two threads may share a network."""
+    """A target, or a small model that drafts. lock: held for the launches of one pass or round, since two threads may share a
+    network."""
 
     def __init__(self, shape: ModelShape, tensors: Tensors, recipe: Recipe, device: torch.device, schedules: StepSchedules,
                  graphs: bool) -> None:
-        """Takes the tensors out of the dictionary as it goes, so that they are freed. graphs: whether passes are captured."""
+        """tensors: each is removed from the dictionary once it is packed, which frees it; graphs: whether passes are captured."""
         self.shape, self.device, self.recipe, self.graphs_enabled = shape, device, recipe, graphs
         self.precision = low_precision(recipe)
         self.embedding = token_table(tensors.pop(EMBEDDING), device)
@@ -59,12 +60,13 @@ class DeviceNetwork:
         return DeviceCache(self.shape, capacity, self.recipe, self.device, self.graphs_enabled)
 
     def launch(self, cache: DeviceCache, rows: int, chunks: int, layers: tuple[int, ...] = ()) -> None:
-        """Every launch of one decode pass over inputs.row_tokens at inputs.length. layers: whose output goes to the features."""
+        """Launches one decode pass over inputs.row_tokens at position inputs.length. chunks: see Pass; layers: target layers
+        whose output goes to the features."""
         launch_all(self.launches(self.decode, self.inputs.row_tokens, Pass(cache, self.inputs.length, rows, chunks), layers))
 
     def launch_draft(self, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int, write: WriteDraft) -> None:
-        """As a drafter, a whole proposal of `length` tokens: the last two tokens of the sequence, then its own. inputs: the
-        target's; write: called with each drafted token and its place."""
+        """Launches a proposal of `length` tokens, for a drafter: a pass over the last two tokens of the sequence, then one per
+        drafted token. inputs: the target's; write: called with each drafted token."""
         tokens, rows = inputs.pair, 2
         for step in range(length):
             start = inputs.start(1 if step == 0 else 2 + step)
@@ -74,20 +76,20 @@ class DeviceNetwork:
             rows = 1
 
     def launch_scores(self, cache: DeviceCache, inputs: DeviceInputs, length: int, chunks: int) -> torch.Tensor:
-        """As a drafter, one pass over the pending token and the draft in inputs.row_tokens: logits after each of them,
-        [length + 1, vocab_size] fp32. The cache must hold every token but the pending one."""
+        """Launches one pass over the pending token and the draft in inputs.row_tokens, for a drafter. Returns the logits after
+        each of them, [length + 1, vocab_size] fp32. The cache must hold every token but the pending one."""
         launch_all(self.launches(self.decode, inputs.row_tokens, Pass(cache, inputs.length, length + 1, chunks)))
         return self.logits(self.decode.space.final[:length + 1])
 
     def launch_branches(self, branches: DeviceBranches, step: int, chunks: int) -> torch.Tensor:
-        """As a drafter, pass `step` of all branches: final rows [branches, H]."""
+        """Launches pass `step` of all branches, for a drafter. Returns the final rows [branches, H]."""
         at = Pass(branches.cache, branches.start(step), branches.count, chunks)
         launch_all(self.launches(branches.decode, branches.tokens(step), at))
         return self.decode.space.final[:branches.count]
 
     def launches(self, phase: Decode | Prefill, tokens: torch.Tensor, at: Pass,
                  layers: tuple[int, ...] = ()) -> Iterator[Launched]:
-        """One pass, launch by launch, up to the rows that the head reads."""
+        """The launches of one pass, up to the head's input. tokens [>= rows] int32."""
         yield "norm", lambda: phase.begin(tokens, self.embedding, self.layers[0].input_norm, at.rows)
         for index, (layer, weight, last) in enumerate(self._with_next_norm()):
             yield from phase.layer(index, layer, at)
@@ -95,7 +97,7 @@ class DeviceNetwork:
             yield "norm", partial(phase.end, weight, at.rows, last, feature)
 
     def _with_next_norm(self) -> Iterator[tuple[PackedLayer, torch.Tensor, bool]]:
-        """Each layer with the norm after it."""
+        """(layer, weight of the norm after it, whether it is the last) for each layer."""
         for layer, following in zip(self.layers, self.layers[1:]):
             yield layer, following.input_norm, False
         yield self.layers[-1], self.final_norm, True
@@ -107,7 +109,7 @@ class DeviceNetwork:
         return features[:, at:at + self.shape.hidden_size]
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab_size] in fp32; -inf at ids beyond the tokenizer's. final [rows, H] bf16."""
+        """See backend.Model.logits: [rows, vocab_size] fp32 of final [rows, H] bf16; -inf from vocab_limit on."""
         with self.lock, torch.inference_mode(), on(self.device):
             logits = torch.cat([self.lm_head_logits(Activation(part.contiguous()[None]), Weights(self.head))
                                 for part in final.split(self.head_schedule.row_tile)])
@@ -115,15 +117,26 @@ class DeviceNetwork:
             return logits
 
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
-        """The winners of up to a row tile of rows, [rows] int32, at a fixed address; -1 for a row of NaN."""
+        """Launches the head over final [rows, H] bf16, at most a row tile. Returns the winners [rows] int32 at a fixed address,
+        -1 for a row of NaN."""
         return self.lm_head(Activation(final[None]), Weights(self.head), limit=self.vocab_limit, scratch=self.scratch)
+
+
+def answered_winners(launch_head: Callable[[torch.Tensor], torch.Tensor], scratch: HeadScratch,
+                     parts: Iterable[torch.Tensor]) -> list[int]:
+    """The winner of each row of `parts`, row tiles of final rows; -1 for a row whose largest logit is NaN or infinite."""
+    found: list[int] = []
+    for part in parts:
+        tokens = launch_head(part.contiguous())
+        found += torch.where(scratch.best[:len(part)].amax(-1) < torch.inf, tokens, -1).tolist()
+    return found
 
 
 def low_precision(recipe: Recipe) -> Precision:
     """The recipe's precisions, if this backend has kernels for them.
 
     Raises:
-        LoadError: fp32.
+        LoadError: the recipe is fp32.
     """
     precision = recipe.precision
     if precision.attention != "bf16":

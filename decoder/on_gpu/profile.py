@@ -1,28 +1,27 @@
-"""Where the time of a decode pass goes: each kind of kernel on its own, in a graph, over all layers; and the pass without it.
+"""The time of a decode pass by kind of kernel: each kind alone, in a graph over all layers, and the pass without it.
 
-A kind's launches read each layer's own weights, so they come from memory and not from L2. Their sum may be more than the pass:
-there, launches of different kinds overlap. What a kind adds to the pass is the pass less the pass without it.
+The launches of a kind read each layer's own weights, so these come from memory and not from L2. The times of all kinds may add up
+to more than the pass, since launches of different kinds overlap in it. A kind adds to the pass: its time less the time without
+it.
 """
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 
 import torch
 
-from ...shapes.fields import Table
 from ..backend import KernelTime, PassProfile
 from .cache import DeviceCache, Pass
 from .graphs import on
 from .layer import Launched, launch_all
 from .network import DeviceNetwork
 
-READ_BYTES = 4 << 30  # of the buffer that the read ceiling is measured on: L2 holds none of it
+READ_BYTES = 4 << 30  # of the buffer for the read ceiling: far more than L2 holds
 REPLAYS, WARM_UP = 25, 3
 
 
 def read_ceiling_tb_s(device: torch.device) -> float:
-    """TB/s of a reduction over a buffer much larger than L2."""
+    """The read rate of a reduction over READ_BYTES, in TB/s."""
     buffer = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
     with on(device):
         return READ_BYTES / median_us(lambda: buffer.sum()) / 1e6
@@ -42,7 +41,7 @@ def median_us(run: Callable[[], object], replays: int = REPLAYS) -> float:
 
 
 def graph_us(model: DeviceNetwork, cache: DeviceCache, launches: Iterable[Launched]) -> float:
-    """Time of these launches in a graph of their own."""
+    """Median time of the launches in a graph of their own, in microseconds."""
     held = list(launches)
     with model.lock, torch.inference_mode(), on(model.device):
         launch_all(held)
@@ -50,7 +49,7 @@ def graph_us(model: DeviceNetwork, cache: DeviceCache, launches: Iterable[Launch
 
 
 def pass_launches(model: DeviceNetwork, cache: DeviceCache, rows: int, length: int) -> list[Launched]:
-    """One decode pass of `rows` rows after `length` tokens, and the head."""
+    """The launches of a decode pass of `rows` rows after `length` tokens, and of the head."""
     model.inputs.upload([0] * rows, length)
     chunks = cache.chunks_for(length + rows)
     launches = model.launches(model.decode, model.inputs.row_tokens, Pass(cache, model.inputs.length, rows, chunks))
@@ -58,12 +57,12 @@ def pass_launches(model: DeviceNetwork, cache: DeviceCache, rows: int, length: i
 
 
 def pass_us(model: DeviceNetwork, cache: DeviceCache, rows: int, length: int) -> float:
-    """Time of one pass, its launches overlapping as they do."""
+    """Time of one pass, in microseconds."""
     return graph_us(model, cache, pass_launches(model, cache, rows, length))
 
 
 def profile(model: DeviceNetwork, cache: DeviceCache, rows: int, length: int, ceiling_tb_s: float) -> list[KernelTime]:
-    """One row a kind, in the order of the pass."""
+    """One row per kind of kernel, in the order of the pass."""
     launches = pass_launches(model, cache, rows, length)
     whole = graph_us(model, cache, launches)
     read = read_bytes(model, length + rows)
@@ -79,7 +78,7 @@ def profile(model: DeviceNetwork, cache: DeviceCache, rows: int, length: int, ce
 
 
 def read_bytes(model: DeviceNetwork, tokens: int) -> dict[str, int]:
-    """Bytes that a pass must read, by kind: weights, and the keys and values of `tokens` tokens."""
+    """Bytes that a pass reads, by kind: weights, and the keys and values of `tokens` tokens."""
     found = {kernel: sum(layer.linears[kernel].nbytes for layer in model.layers) for kernel in ("qkv", "o", "gate_up", "down")}
     shape = model.shape
     found["attention"] = 2 * 2 * shape.num_layers * tokens * shape.num_kv_heads * shape.head_dim
@@ -91,7 +90,3 @@ def pass_profile(model: DeviceNetwork, cache: DeviceCache, rows: Sequence[int]) 
     """See backend.Model.pass_profile."""
     ceiling, length = read_ceiling_tb_s(model.device), min(cache.capacity // 2, 512)
     return PassProfile(ceiling, length, {n: profile(model, cache, n, length, ceiling) for n in rows})
-
-
-def to_dicts(rows: Iterable[KernelTime]) -> list[Table]:
-    return [asdict(row) for row in rows]

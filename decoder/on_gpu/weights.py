@@ -1,4 +1,4 @@
-"""Weights as the GPU kernels read them: e4m3 with a scale per output channel, or bf16, row-major."""
+"""Weights in the layout of the GPU kernels: e4m3 with a scale per output channel, or bf16, row-major."""
 
 from dataclasses import dataclass
 
@@ -16,19 +16,19 @@ from ..on_torch.linear import quantise_weights
 
 @dataclass(frozen=True)
 class Packed(Weights):
-    """One linear on the device."""
+    """The weights of one linear on the device."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a pass reads."""
+        """Bytes that one pass reads."""
         return sum(t.numel() * t.element_size() for t in (self.w, self.scale, self.bias) if t is not None)
 
 
 def token_table(w: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """An embedding w [V, H] in bf16, behind a row of zeros: a row of NaN logits drafts token -1, which must read memory that is
-    there and finite. The rows after it are those of w."""
+    """An embedding w [V, H] as bf16 on the device, with a row of zeros in memory before row 0: a row of NaN logits drafts token
+    -1, and reading its embedding must give finite values."""
     if w.device == device and w.dtype == torch.bfloat16 and w.storage_offset() == w.shape[1]:
-        return w  # made here
+        return w  # has the row of zeros already
     table = torch.empty(w.shape[0] + 1, w.shape[1], dtype=torch.bfloat16, device=device)
     table[0] = 0
     table[1:] = w
@@ -37,7 +37,7 @@ def token_table(w: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def pack(w: torch.Tensor, precision: Precision, device: torch.device, bias: torch.Tensor | None = None,
          scale: torch.Tensor | None = None) -> Packed:
-    """w [N, K] and bias [N] in any float type; scale [N]: of a w that is e4m3."""
+    """A linear's weights in the recipe's precision: w [N, K] and bias [N] in any float type; scale [N] fp32: of an e4m3 w."""
     bias = None if bias is None else bias.to(device, torch.bfloat16)
     if precision.is_e4m3:
         w_q, scale = quantise_weights(w.to(device)) if scale is None else (w.to(device).contiguous(), scale.to(device))
@@ -47,7 +47,7 @@ def pack(w: torch.Tensor, precision: Precision, device: torch.device, bias: torc
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """One layer's weights; norms [H] bf16. head_norms: of a model that norms its heads."""
+    """One layer's weights. Norms [H] bf16; head_norms: None for a model that doesn't norm its heads."""
 
     input_norm: torch.Tensor
     qkv: Packed
@@ -64,7 +64,8 @@ class PackedLayer:
 
 
 def pack_layer(tensors: Tensors, prefix: str, precision: Precision, shape: ModelShape, device: torch.device) -> PackedLayer:
-    """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
+    """Packs the layer of the tensors whose names begin with `prefix`, and consumes them. q, k, v become one linear; so do gate
+    and up."""
     def packed(*names: str, bias: bool = False, turns: bool = False) -> Packed:
         w, b, scale = pop_linear(tensors, prefix, names, bias)
         if turns:

@@ -1,1 +1,1 @@
-"""The reference backend: row-invariant operations on torch, on any machine."""
+"""The reference backend: row-invariant operations in torch, on any machine."""

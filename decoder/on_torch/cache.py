@@ -1,8 +1,8 @@
 """The KV cache of one sequence: a fixed buffer, all layers in one allocation, and a cursor.
 
-The buffer is cut into chunks of the recipe's size, each one contiguous block: keys [head_dim, slot], values [slot,
-head_dim] per KV head. A chunk has the same strides whatever the capacity, so attention makes the same call on it.
-Slots at and past the cursor may hold anything, NaN included: readers zero the slots that no row may see.
+The buffer consists of chunks of the recipe's size, each contiguous: keys [head_dim, slot], values [slot, head_dim] per KV head. A
+chunk's strides don't depend on the capacity, so attention makes the same call on it. Slots at and past the cursor may hold
+anything, NaN included: readers replace the slots that no row may see by zeros.
 """
 
 import torch
@@ -12,8 +12,8 @@ from ..rows import Cursor, Group, Rows
 
 
 class KVCache(Cursor):
-    """Keys [num_layers, chunks, num_kv_heads, head_dim, chunk], values [num_layers, chunks, num_kv_heads, chunk,
-    head_dim]. See rows.Cache."""
+    """See rows.Cache. keys [num_layers, chunks, num_kv_heads, head_dim, chunk], values [num_layers, chunks, num_kv_heads, chunk,
+    head_dim]."""
 
     def __init__(self, shape: ModelShape, capacity: int, chunk: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(capacity, chunk)
@@ -30,7 +30,7 @@ class KVCache(Cursor):
         return keys, torch.empty_like(keys)
 
     def write(self, layer: int, position: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k and v [rows, num_kv_heads, head_dim] into slots position..position+rows."""
+        """Writes k and v [rows, num_kv_heads, head_dim] into slots position..position + rows - 1."""
         done = 0
         while done < k.shape[0]:
             index, slot = divmod(position + done, self.chunk)
@@ -40,9 +40,8 @@ class KVCache(Cursor):
             done += count
 
     def read(self, layer: int, index: int, filled: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [num_kv_heads, head_dim, chunk] and values [num_kv_heads, chunk, head_dim] of one chunk, of which the
-        first `filled` slots are as written and the rest zero: 0 x NaN is NaN, so masking the scores alone would not
-        do."""
+        """Keys [num_kv_heads, head_dim, chunk] and values [num_kv_heads, chunk, head_dim] of chunk `index`: the first `filled`
+        slots as written, zeros after them. Masked scores alone wouldn't do: 0 x NaN is NaN."""
         if filled == self.chunk:
             return self.keys[layer, index], self.values[layer, index]
         _, _, heads, head_dim, chunk = self.keys.shape
@@ -55,13 +54,14 @@ class KVCache(Cursor):
 
 
 def cache_of(rows: Rows) -> KVCache:
-    """The buffer behind the rows of a pass."""
+    """The cache behind the rows of a pass."""
     assert isinstance(rows.cache, KVCache), f"{type(rows.cache).__name__}: a cache of another backend"
     return rows.cache
 
 
 def append(rows: Rows, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-    """k and v [rows, num_kv_heads, head_dim], RoPE applied to k, where the rows' tokens belong."""
+    """Writes k (after RoPE) and v [rows, num_kv_heads, head_dim] at the rows' positions, in the cache or in a branch's own
+    tokens."""
     for group in rows.groups:
         if group.own is None:
             cache_of(rows).write(layer, group.first, k[group.rows], v[group.rows])
@@ -71,8 +71,8 @@ def append(rows: Rows, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def read(rows: Rows, layer: int, group: Group, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One chunk as a group sees it, zero past its last row's own key (see KVCache.read): of a branch, the shared prefix, then
-    its own tokens."""
+    """Keys and values of one chunk for a group, as in KVCache.read, zero past the group's last row. A branch's chunk holds the
+    shared prefix, then its own tokens."""
     cache, own, start = cache_of(rows), group.own, index * rows.cache.chunk
     chunk = cache.chunk
     if own is None:
@@ -81,7 +81,7 @@ def read(rows: Rows, layer: int, group: Group, index: int) -> tuple[torch.Tensor
     if start + chunk <= own.shared:
         return cache.read(layer, index, chunk)
     k, v = cache.read(layer, index, max(own.shared - start, 0))
-    first = max(start - own.shared, 0)  # the branch's own tokens that fall into this chunk
+    first = max(start - own.shared, 0)  # the branch's own tokens in this chunk: first..last - 1
     last = min(group.first + 1, start + chunk) - own.shared
     at = own.shared + first - start
     k[:, :, at:at + last - first] = own.keys[layer, first:last].permute(1, 2, 0)

@@ -1,18 +1,18 @@
-"""The CPU's kernels: matrix products with bits that IEEE 754 alone defines, and operations that take torch dozens of calls.
+"""The CPU's kernels: matrix products whose bits follow from IEEE 754 alone, and operations that take torch dozens of calls.
 
     out[b, r, n] = (((0 + x[b, r, 0] * w[b, 0, n]) + x[b, r, 1] * w[b, 1, n]) + ...) + x[b, r, K-1] * w[b, K-1, n]
 
-Every product and every sum is rounded to fp32 on its own, k in order from 0 to K-1. So an element's bits follow from its row
-and its column alone: not from the number of rows, the number of threads, the cut of the columns, or the kind of CPU. (The
-payload of a NaN is the CPU's.) A library's product can't promise this: it cuts K by shape, threads and instruction set.
+Every product and every sum is rounded to fp32, k in order from 0 to K-1. So an element's bits depend on its row and its column
+alone, not on the number of rows or threads, the cut of the columns or the kind of CPU. (The payload of a NaN depends on the CPU.)
+A library's product can't promise this: it cuts K by shape, threads and instruction set.
 
-One vector holds 64 neighbouring columns, and each lane adds up its own column, so vector code needs no other order. numba
-compiles without fast-math flags: LLVM then neither reorders sums nor contracts a product and a sum into one rounding.
+One vector holds 64 neighbouring columns, and each lane sums its own column: vector code keeps the order. numba compiles without
+fast-math flags, so LLVM neither reorders sums nor fuses a product and a sum into one rounding.
 
-`exp` and `tree_sum` are gpu.py's, operation by operation, in one pass.
+`exp` and `tree_sum` are those of gpu.py, operation by operation, in one pass.
 
 Weights are float32, or bf16 as uint16, widened in the kernel: half the bytes, the same products. Importing this module imports
-numba; compiling takes under a second per kernel and type, once a machine: later processes load it from numba's cache on the disk.
+numba. Compiling takes under a second per kernel and type, once per machine: later processes load numba's cache from the disk.
 """
 
 import functools
@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     Intrinsic = tuple[Signature, Generate]
 
 LANES = 64  # columns of one vector; LLVM splits it into the CPU's registers
-SMALL = 1 << 20  # products of two numbers below which a second thread costs more (some 40 us) than it saves
+SMALL = 1 << 20  # multiplications; below, a second thread costs more (some 40 us) than it saves
 
-# exp's constants as fp32, as torch rounds them. x + ROUNDER - ROUNDER is x rounded to a whole number, and the low bits of
+# exp's constants in fp32, rounded as torch rounds them. x + ROUNDER - ROUNDER is x rounded to a whole number; the low bits of
 # x + ROUNDER are that number.
 LOWEST, LOG2_E, LN2_HIGH, LN2_LOW = (np.float32(c) for c in (gpu.EXP_LOWEST, gpu.LOG2_E, gpu.LN2_HIGH, gpu.LN2_LOW))
 T7, T6, T5, T4, T3, T2, T1, T0 = (np.float32(c) for c in gpu.EXP_TERMS)
@@ -63,7 +63,7 @@ class Lanes(types.Type):
 
 @register_model(Lanes)
 class LanesModel(models.PrimitiveModel):
-    """Its LLVM type."""
+    """The LLVM type of Lanes."""
 
     def __init__(self, manager: "DataModelManager", kind: types.Type) -> None:
         super().__init__(manager, kind, FLOATS)
@@ -86,7 +86,7 @@ def zeros(typing: "TypingContext") -> "Intrinsic":
 
 @intrinsic
 def load(typing: "TypingContext", array: types.Array, at: types.Integer) -> "Intrinsic":
-    """array[at:at + LANES] as fp32: of float32, or of uint16 that are bf16's bits."""
+    """array[at:at + LANES] as fp32. The array is float32, or uint16 with the bits of bf16."""
     def generate(context: "BaseContext", builder: ir.IRBuilder, signature: "Signature", args: list[ir.Value]) -> ir.Value:
         kind, (array, at) = signature.args[0], args
         if kind.dtype == types.float32:
@@ -109,7 +109,7 @@ def store(typing: "TypingContext", array: types.Array, at: types.Integer, values
 
 @intrinsic
 def add_product(typing: "TypingContext", acc: Lanes, x: types.Float, w: Lanes) -> "Intrinsic":
-    """acc + x * w in every lane: two roundings."""
+    """acc + x * w in every lane, with two roundings."""
     def generate(context: "BaseContext", builder: ir.IRBuilder, signature: "Signature", args: list[ir.Value]) -> ir.Value:
         nothing = ir.Constant(FLOATS, ir.Undefined)
         first = builder.insert_element(nothing, args[1], ir.Constant(ir.IntType(32), 0))
@@ -118,7 +118,7 @@ def add_product(typing: "TypingContext", acc: Lanes, x: types.Float, w: Lanes) -
 
 
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compiled by numba, and cached on disk if numba finds a writable folder."""
+    """A decorator: compiles with numba, and caches on disk if numba finds a writable folder."""
     options = {"nogil": True, "error_model": "numpy"}
     try:
         return njit(cache=True, **options)(function)
@@ -126,15 +126,26 @@ def _compiled(function: Callable[..., None]) -> Callable[..., None]:
         return njit(**options)(function)
 
 
-@_compiled
-def multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, rows: int, depth: int, columns: int, batch_step: int,
-             block_step: int, k_step: int, first: int, last: int) -> None:
-    """Units first..last of a product: a unit is all rows of LANES columns of one batch.
+class Product(NamedTuple):
+    """The sizes of a product and the layout of its w: element (b, k, n) at b * batch_step + n // LANES * block_step + k * k_step
+    + n % LANES."""
 
-    Flat arrays: x [batches, rows, depth] and out [batches, rows, columns] in float32; w in float32 or uint16, element (b, k,
-    n) at b * batch_step + n // LANES * block_step + k * k_step + n % LANES. Four rows at a time share what they load; the
-    last ones are computed more than once where there are fewer.
+    rows: int
+    depth: int
+    columns: int
+    batch_step: int
+    block_step: int
+    k_step: int
+
+
+@_compiled
+def multiply(x: np.ndarray, w: np.ndarray, out: np.ndarray, product: Product, first: int, last: int) -> None:
+    """Computes units first..last - 1 of a product. A unit is all rows of LANES columns of one batch.
+
+    Flat arrays: x [batches, rows, depth] and out [batches, rows, columns] in float32; w in float32 or uint16. Four rows share
+    each load of w; of fewer, the last row is computed more than once.
     """
+    rows, depth, columns, batch_step, block_step, k_step = product
     blocks = columns // LANES
     for unit in range(first, last):
         batch, block = unit // blocks, unit % blocks
@@ -182,7 +193,7 @@ def exp_into(x: np.ndarray, out: np.ndarray) -> None:
 
 @_compiled
 def tree_sum_into(x: np.ndarray, out: np.ndarray) -> None:
-    """out[r] = the sum of x[r], by halving, zeros filling it up to a power of two: float32 or float64."""
+    """out[r] = the sum of x[r] by halving, filled up with zeros to a power of two. float32 or float64."""
     n = x.shape[1]
     half = 1
     while 2 * half < n:
@@ -201,7 +212,7 @@ def tree_sum_into(x: np.ndarray, out: np.ndarray) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
-    """The helpers of one process: a fork doesn't inherit threads, so a child makes its own. Their tasks never wait."""
+    """The threads of one process. A fork doesn't inherit threads, so a child makes its own. Their tasks never wait."""
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="products")
 
 
@@ -213,12 +224,13 @@ def _flat(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, columns: int, batch_step: int, block_step: int, k_step: int) -> torch.Tensor:
-    """x [batches, rows, K] in fp32; [batches, rows, columns]. The units are shared out among torch.get_num_threads() threads:
-    a unit is one thread's, so the number decides nothing but the time."""
+    """x [batches, rows, K] in fp32 times w, laid out as in Product: [batches, rows, columns]. torch.get_num_threads()
+    threads share the units. One thread computes a unit, so their number changes the time alone."""
     batches, rows, depth = x.shape
     assert x.dtype == torch.float32 and columns % LANES == 0
     out = torch.empty(batches, rows, columns)
-    run = functools.partial(multiply, _flat(x), _flat(w), _flat(out), rows, depth, columns, batch_step, block_step, k_step)
+    run = functools.partial(multiply, _flat(x), _flat(w), _flat(out),
+                            Product(rows, depth, columns, batch_step, block_step, k_step))
     units = batches * columns // LANES
     threads = 1 if out.numel() * depth < SMALL else min(torch.get_num_threads(), units)
     ends = [units * part // threads for part in range(threads + 1)]
@@ -226,7 +238,7 @@ def _product(x: torch.Tensor, w: torch.Tensor, columns: int, batch_step: int, bl
     others = [_pool(os.getpid()).submit(run, *part) for part in parts]
     run(0, ends[1])
     for other, part in zip(others, parts):
-        if other.cancel():  # no core was free to begin it
+        if other.cancel():  # no thread has begun it
             run(*part)
         else:
             other.result()
@@ -234,21 +246,21 @@ def _product(x: torch.Tensor, w: torch.Tensor, columns: int, batch_step: int, bl
 
 
 def pack(w: torch.Tensor) -> torch.Tensor:
-    """w [N, K] in fp32 or bf16 as `linear` reads it, [N / LANES rounded up, K, LANES]: zeros fill the last block. Once, at
-    load."""
+    """w [N, K] in fp32 or bf16 in the layout of `linear`: [N / LANES rounded up, K, LANES], zeros in the last block. Called once,
+    at load."""
     padded = F.pad(w, (0, 0, 0, -w.shape[0] % LANES))
     return padded.view(-1, LANES, w.shape[1]).transpose(1, 2).contiguous()
 
 
 def linear(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-    """x @ w.T: x [rows, K] in fp32, packed as `pack` made it; [rows, N rounded up to LANES] in fp32."""
+    """x @ w.T of x [rows, K] in fp32 and w from `pack`: [rows, N rounded up to LANES] in fp32."""
     blocks, depth, _ = packed.shape
     assert x.shape[1] == depth, (x.shape, packed.shape)
     return _product(x[None], packed, blocks * LANES, 0, depth * LANES, LANES)[0]
 
 
 def batched(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x @ w per batch: x [batches, rows, K] in fp32, w [batches, K, n] in fp32 or bf16; [batches, rows, n] in fp32."""
+    """x @ w per batch of x [batches, rows, K] in fp32 and w [batches, K, n] in fp32 or bf16: [batches, rows, n] in fp32."""
     n = w.shape[2]
     assert w.shape[:2] == (x.shape[0], x.shape[2]), (x.shape, w.shape)
     if n % LANES:

@@ -1,10 +1,5 @@
-"""The EAGLE-3 network on the `torch` backend: see drafters/eagle3.py.
+"""The EAGLE-3 network on the `torch` backend. drafters/eagle3.py has its equations."""
 
-normed = concat(input_layernorm(embedding), hidden_norm(feature)); the residual is the feature itself; the recurrent feature is
-the layer's output before the last norm.
-"""
-
-import numpy as np
 import torch
 
 from ...schedules.recipe import Recipe
@@ -17,7 +12,7 @@ from .ops import argmax, rms_norm
 
 
 class Eagle3Model:
-    """The drafter's network. ids [V_d]: the target id of each row of its head."""
+    """See backend.DraftNetwork."""
 
     def __init__(self, weights: DraftWeights, recipe: Recipe, device: torch.device, vocab_limit: int) -> None:
         shape, tensors = weights.shape, weights.tensors
@@ -38,18 +33,18 @@ class Eagle3Model:
         self.beyond = self.ids >= vocab_limit  # rows of the head for ids that no tokenizer has
 
     def new_cache(self, capacity: int) -> KVCache:
-        """A cache of one layer."""
+        """See backend.DraftNetwork."""
         self.rope.reach(capacity)
         return KVCache(self.shape, capacity, self.recipe.kv_chunk, TORCH[self.precision.kv_cache], self.device)
 
     @torch.inference_mode()
     def reduce(self, features: torch.Tensor) -> torch.Tensor:
-        """fc: the target's features [rows, 3 H_target] as the drafter's [rows, H]."""
+        """See backend.DraftNetwork."""
         return self.fc(features.to(self.device, self.dtype))
 
     @torch.inference_mode()
     def forward(self, tokens: list[int], features: torch.Tensor, rows: Rows) -> Step:
-        """One pass over entries (token, feature [H]), appended to the caches of `rows`."""
+        """See backend.DraftNetwork."""
         eps = self.shape.rms_norm_eps
         embedded = self.embedding[torch.tensor(tokens, device=self.device)]
         normed_feature = rms_norm(features, self.hidden_norm, eps)
@@ -61,19 +56,12 @@ class Eagle3Model:
 
     @torch.inference_mode()
     def logits(self, final: torch.Tensor) -> torch.Tensor:
-        """[rows, V_d] in fp32 over draft ids; -inf where the target id has no token."""
+        """See backend.DraftNetwork."""
         return self.head(final).masked_fill(self.beyond, -torch.inf)
 
     def greedy(self, final: torch.Tensor) -> list[int]:
-        """The winning target id of each row; -1 where its largest logit is NaN or infinite."""
+        """See backend.DraftNetwork."""
         logits = self.logits(final)
         answered = logits.amax(dim=-1).isfinite()
         ids: list[int] = torch.where(answered, self.ids[argmax(logits).clamp(max=len(self.ids) - 1)], -1).tolist()
         return ids
-
-    def rows_over_target(self, final: torch.Tensor) -> np.ndarray:
-        """The logits over target ids, [rows, V], -inf at ids that the drafter doesn't know."""
-        logits = self.logits(final)
-        wide = logits.new_full((logits.shape[0], self.shape.vocab_size), -torch.inf)
-        wide[:, self.ids] = logits
-        return wide.cpu().numpy()

@@ -1,8 +1,7 @@
-"""The torch backend's operations on a GPU; on a CPU see cpu.py.
+"""The torch backend's operations on a GPU. cpu.py has those on a CPU.
 
-Matrix products are the library's. Every call has 8 rows, zero-padded, and N padded to a multiple of 16: the library sees one
-shape, whatever the number of rows, and is trusted to compute equal rows of one shape alike. This is an observation about
-the library, not a definition.
+The library computes matrix products. Every call has 8 rows, zero-padded, and N padded to a multiple of 16, so the library sees
+one shape for any number of rows. Equal rows of one shape then have equal bits. This was observed; the library doesn't promise it.
 """
 
 import math
@@ -11,15 +10,15 @@ import torch
 import torch.nn.functional as F
 
 ROW_BLOCK = 8  # rows of one product
-COLUMN_BLOCK = 16  # multiple that N of a weight is padded to
+COLUMN_BLOCK = 16  # N of a weight is padded to a multiple of it
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts; n * LN2_HIGH is exact for |n| < 2^15
-EXP_LOWEST = -87.0  # below, exp gives 0: 1.6e-38 and less would leave the normal range
+EXP_LOWEST = -87.0  # below, exp is 0: values under 1.6e-38 would leave the normal range
 EXP_TERMS = [1.0 / math.factorial(k) for k in range(7, -1, -1)]  # Taylor, |r| <= ln2 / 2: error 5e-9
 
 
 def pad_columns(w: torch.Tensor) -> torch.Tensor:
-    """w [N, K] with zero rows up to a multiple of COLUMN_BLOCK. Once, at load."""
+    """w [N, K] with zero rows up to a multiple of COLUMN_BLOCK. Called once, at load."""
     return F.pad(w, (0, 0, 0, -w.shape[0] % COLUMN_BLOCK)).contiguous()
 
 
@@ -29,14 +28,14 @@ def _blocks(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, n: int, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ w.T + bias: x [rows, K], w as `pad_columns` made it, bias [n], of one type; [rows, n]. The library adds the bias before
-    it rounds to bf16."""
+    """x @ w.T + bias of x [rows, K], w from `pad_columns` and bias [n], all of one type: [rows, n]. The library adds the bias
+    before it rounds to bf16."""
     padded = None if bias is None else F.pad(bias, (0, w.shape[0] - n))
     return torch.cat([F.linear(block, w, padded) for block in _blocks(x)])[:x.shape[0], :n]
 
 
 def batched(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x @ w per batch: x [batches, rows, K], w [batches, K, n]; [batches, rows, n]."""
+    """x @ w per batch of x [batches, rows, K] and w [batches, K, n]: [batches, rows, n]."""
     return torch.cat([torch.bmm(block.contiguous(), w) for block in _blocks(x)], dim=1)[:, :x.shape[1]]
 
 

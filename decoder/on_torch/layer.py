@@ -17,12 +17,12 @@ from .cache import append, read
 from .linear import TORCH, Linear, make_linear
 from .ops import Attention, rms_norm, rotate, silu
 
-MARGIN = 64  # positions past a cache's capacity that RoPE is tabled for: SSD's branches reach past the last token emitted
+MARGIN = 64  # positions in RoPE's table past a cache's capacity: SSD's branches reach past the last emitted token
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: norms [hidden_size], linears as make_linear made them."""
+    """The weights of one decoder layer. Norms [hidden_size]; linears from make_linear."""
 
     input_norm: torch.Tensor
     qkv: Linear
@@ -30,24 +30,24 @@ class Layer:
     post_norm: torch.Tensor
     gate_up: Linear
     down: Linear
-    q_norm: torch.Tensor | None = None  # [head_dim], and k's, where heads are normed before RoPE
+    q_norm: torch.Tensor | None = None  # [head_dim], as k_norm; None if heads aren't normed before RoPE
     k_norm: torch.Tensor | None = None
 
 
 class RopeTable:
-    """Cosines and sines of the positions of the longest cache so far. A position's bits don't depend on their number."""
+    """Cosines and sines for the longest cache so far. A position's bits don't depend on the table's length."""
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.tables = rope_table(shape, 1, device)
 
     def reach(self, capacity: int) -> None:
-        """A cache of `capacity` slots will be read."""
+        """Extends the table to a cache of `capacity` slots."""
         if capacity + MARGIN > len(self.tables[0]):
             self.tables = rope_table(self.shape, capacity + MARGIN, self.device)
 
     def at(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each [rows, head_dim / 2] in the activation type."""
+        """(cosines, sines) of the positions, [rows, head_dim / 2] each in the activation type."""
         index = torch.tensor(positions, device=self.device)
         cos, sin = self.tables
         return cos[index].to(self.dtype), sin[index].to(self.dtype)
@@ -55,8 +55,8 @@ class RopeTable:
 
 def attend(layer_index: int, layer: Layer, normed: torch.Tensor, shape: ModelShape, rope: tuple[torch.Tensor, torch.Tensor],
            rows: Rows) -> torch.Tensor:
-    """qkv and attention of one layer over the keys that its rows see: normed [rows, qkv's K]; appends the new keys and values;
-    [rows, num_heads * head_dim] in qkv's type."""
+    """qkv and attention of one layer. Appends the new keys and values. normed [rows, K of qkv]; returns [rows, num_heads *
+    head_dim] in qkv's type."""
     qkv = layer.qkv(normed)
     heads = qkv.reshape(qkv.shape[0], -1, shape.head_dim)
     q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
@@ -78,14 +78,14 @@ def attend(layer_index: int, layer: Layer, normed: torch.Tensor, shape: ModelSha
 
 def run_layer(index: int, layer: Layer, x: torch.Tensor, normed: torch.Tensor, shape: ModelShape,
               rope: tuple[torch.Tensor, torch.Tensor], rows: Rows) -> torch.Tensor:
-    """x [rows, hidden_size] through one layer; `normed` is what its qkv reads."""
+    """One layer: the residual x [rows, hidden_size] and qkv's input `normed` [rows, K of qkv] to the new residual."""
     x = x + layer.o(attend(index, layer, normed, shape, rope, rows))
     gate, up = layer.gate_up(rms_norm(x, layer.post_norm, shape.rms_norm_eps)).chunk(2, dim=-1)
     return x + layer.down(silu(gate) * up)
 
 
 def make_layer(tensors: Tensors, prefix: str, precision: Precision, shape: ModelShape, device: torch.device) -> Layer:
-    """A layer out of the tensors whose names begin with `prefix`; q, k, v and gate, up become one linear each."""
+    """The layer of the tensors whose names begin with `prefix`; consumes them. q, k, v become one linear; so do gate and up."""
     dtype = TORCH[precision.attention]
 
     def linear(*names: str, bias: bool = False) -> Linear:

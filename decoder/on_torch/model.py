@@ -1,6 +1,6 @@
 """A decoder on the `torch` backend, in the recipe's precision.
 
-A row's bits don't depend on the rows beside it, so prefill is the decode path in more rows.
+A row's bits don't depend on the rows beside it, so prefill is the decode path with more rows.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class TorchModel:
     """See backend.Model."""
 
     def __init__(self, shape: ModelShape, tensors: Tensors, recipe: Recipe, device: torch.device) -> None:
-        """Takes the tensors out of the dictionary as it goes, so that they are freed."""
+        """tensors: each is removed from the dictionary once it is converted, which frees it."""
         self.shape, self.device, self.recipe = shape, device, recipe
         self.precision = recipe.precision
         self.dtype = TORCH[self.precision.attention]
@@ -46,7 +46,7 @@ class TorchModel:
         self.has_device_rounds, self.warm_up_repeats = False, int(device.type == "cuda")
 
     def new_cache(self, capacity: int) -> KVCache:
-        """A cache of `capacity` slots in the recipe's precision and chunk."""
+        """See backend.Model."""
         self.rope.reach(capacity)
         return KVCache(self.shape, capacity, self.recipe.kv_chunk, TORCH[self.precision.kv_cache], self.device)
 
@@ -70,7 +70,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def logits(self, final: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab_size] in fp32; -inf at ids beyond the tokenizer's."""
+        """See backend.Model.logits."""
         logits = self.head(final.float())
         if self.vocab_limit < self.shape.vocab_size:
             logits = logits.clone()
@@ -85,14 +85,14 @@ class TorchModel:
         return ids
 
     def device_rounds(self, request: RequestState, cache: Cache, plan: RoundPlan) -> None:
-        """None: every round is driven from Python."""
+        """See backend.Model. None: Python drives every round."""
 
     def draft_network(self, weights: DraftWeights, device: torch.device, options: Options) -> Eagle3Model:
-        """See backend.Model. It has no schedules, so the options mean nothing to it."""
+        """See backend.Model. This backend has no schedules and ignores the options."""
         return Eagle3Model(weights, self.recipe, device, self.vocab_limit)
 
     def pass_profile(self, cache: Cache, rows: Sequence[int]) -> None:
-        """None: nothing is timed by kernel."""
+        """See backend.Model. None: this backend can't time kernels."""
 
     def sibling(self, checkpoint: Checkpoint, device: torch.device, options: Options) -> "TorchModel":
         """See backend.Model.sibling."""
@@ -109,7 +109,7 @@ class TorchModel:
 
 
 def load_torch_model(checkpoint: Checkpoint, recipe: Recipe, device: torch.device, options: Options) -> TorchModel:
-    """The checkpoint on this backend; its tensors are consumed. It has no schedules, so the options mean nothing to it."""
+    """The checkpoint on this backend; its tensors are consumed. This backend has no schedules and ignores the options."""
     model = TorchModel(checkpoint.config.shape, checkpoint.tensors, recipe, device)
     assert not checkpoint.tensors, f"unused: {list(checkpoint.tensors)}"
     return model

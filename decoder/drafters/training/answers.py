@@ -1,8 +1,8 @@
-"""Answers of the target itself, the training data of a drafter.
+"""Answers of the target: the training data of a drafter.
 
-Batch by batch, sampled by transformers at several temperatures with top-p 0.95; every third batch asks a follow-up about
-the answers of the batch before it, which gives longer contexts and text that repeats. A batch depends on the seed, its
-number and, for follow-ups, the batch before it, so that an interrupted run goes on as if it had not been interrupted.
+transformers samples them batch by batch, at several temperatures with top-p 0.95. Every third batch asks follow-ups on the
+answers of the last batch, which gives longer contexts and repeating text. A batch depends on the seed, its number and, for
+follow-ups, the last batch, so an interrupted run resumes with the same answers.
 """
 
 import random
@@ -18,7 +18,7 @@ from .prompts import PromptSet, TrainingPrompt
 from .target import Target
 
 TEMPERATURES = (0.3, 0.6, 1.0)
-TOP_P = 0.95  # a small model's rare tokens lead it to text that no greedy answer looks like
+TOP_P = 0.95  # rare tokens lead a small model to text unlike any greedy answer
 FOLLOW_UP_EVERY = 3
 
 Conversation = Sequence[Mapping[str, str]]
@@ -26,7 +26,7 @@ Conversation = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Answer:
-    """ids: prompt and answer; start: index of the answer's first token; kind: of its prompt."""
+    """One prompt with its answer. ids: of both; start: index of the answer's first token; kind: of the prompt."""
 
     ids: torch.Tensor  # [T] int32, on the CPU
     start: int
@@ -34,11 +34,12 @@ class Answer:
 
     @property
     def tokens(self) -> int:
+        """Tokens of the answer."""
         return len(self.ids) - self.start
 
 
 def encode(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
-    """Under the chat template; where the model has none, the texts one after another."""
+    """The ids of a conversation under the chat template; without one, of its texts one after another."""
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat(conversation)
     return tokenizer.encode("\n\n".join(m["content"] for m in conversation) + "\n\n")
@@ -46,7 +47,7 @@ def encode(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Asks the target. batch: prompts at once; new_tokens: most tokens of an answer."""
+    """Samples answers of the target. batch: prompts per batch; new_tokens: most tokens of an answer."""
 
     target: Target
     prompts: PromptSet
@@ -55,7 +56,7 @@ class Sampler:
     new_tokens: int
 
     def sample(self, number: int, before: Sequence[Answer]) -> list[Answer]:
-        """Batch `number`; before: the answers of the batch before it."""
+        """The answers of batch `number`. before: those of the last batch."""
         temperature = TEMPERATURES[(number + number // FOLLOW_UP_EVERY) % len(TEMPERATURES)]
         choice = random.Random(f"{self.seed}/{number}")
         if number % FOLLOW_UP_EVERY == FOLLOW_UP_EVERY - 1:
@@ -67,7 +68,7 @@ class Sampler:
         return answer(self.target, chats, kinds, self.new_tokens, temperature, choice.getrandbits(32))
 
     def _followed_up(self, prompt: TrainingPrompt, first: Answer, choice: random.Random) -> Conversation:
-        ids = [i for i in first.ids[first.start:].tolist() if i not in self.target.eos_ids]  # not every tokenizer hides them
+        ids = [i for i in first.ids[first.start:].tolist() if i not in self.target.eos_ids]  # some tokenizers decode them to text
         text = self.target.tokenizer.decode(ids)
         return [*_asked(prompt), {"role": "assistant", "content": text},
                 {"role": "user", "content": choice.choice(self.prompts.follow_ups)}]
@@ -78,7 +79,7 @@ class Sampler:
         return answer(self.target, [_asked(p) for p in prompts], [p.kind for p in prompts], self.new_tokens, 0.0, 0)
 
     def _fresh(self, number: int) -> list[TrainingPrompt]:
-        """The prompts of batch `number`, which asks no follow-up: each prompt once, then each again in another order."""
+        """The prompts of batch `number`, without follow-ups: each prompt once, then each again in another order."""
         first = (number - number // FOLLOW_UP_EVERY) * self.batch
         places = (divmod(first + i, len(self.prompts.training)) for i in range(self.batch))
         return [self.prompts.training[_order(len(self.prompts.training), self.seed, turn)[place]] for turn, place in places]
@@ -98,8 +99,8 @@ def _asked(prompt: TrainingPrompt) -> Conversation:
 @torch.no_grad()
 def answer(target: Target, conversations: Sequence[Conversation], kinds: Sequence[str], new_tokens: int, temperature: float,
            seed: int) -> list[Answer]:
-    """One batch through transformers' generate, padded on the left; temperature 0 is greedy. An answer ends with its
-    end-of-sequence id, which is part of it."""
+    """The answers of one batch, by transformers' generate, padded on the left. kinds: of the prompts; temperature: 0 is greedy.
+    An answer includes its end-of-sequence id."""
     from transformers import GenerationConfig
 
     chats = [encode(target.tokenizer, conversation) for conversation in conversations]
@@ -126,13 +127,13 @@ def answer(target: Target, conversations: Sequence[Conversation], kinds: Sequenc
 
 
 def _cut(ids: torch.Tensor, start: int, eos_ids: Sequence[int]) -> torch.Tensor:
-    """ids up to the first end-of-sequence id of the answer, with it."""
+    """ids [T] up to and including the first end-of-sequence id of the answer. start: of the answer."""
     ends = torch.isin(ids[start:], torch.tensor(eos_ids, dtype=ids.dtype)).nonzero()
     return (ids[:start + int(ends[0]) + 1] if len(ends) else ids).to(torch.int32).clone()
 
 
 def save_answers(path: Path, answers: Sequence[Answer], kinds: Sequence[str]) -> None:
-    """One safetensors file, published by renaming."""
+    """Writes the answers as one safetensors file, published by renaming. kinds: every kind, in a fixed order."""
     from safetensors.torch import save_file
 
     unfinished = path.with_suffix(".unfinished")
@@ -143,7 +144,7 @@ def save_answers(path: Path, answers: Sequence[Answer], kinds: Sequence[str]) ->
 
 
 def load_answers(path: Path, kinds: Sequence[str]) -> list[Answer]:
-    """The answers that save_answers wrote."""
+    """The answers in a file of save_answers, with the same kinds."""
     from safetensors.torch import load_file
 
     stored = load_file(path)

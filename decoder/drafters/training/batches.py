@@ -1,4 +1,4 @@
-"""Sequences as tensors, and their order in training: a function of the seed and the step alone."""
+"""Sequences as tensors, and their order in training, which depends on the seed and the step alone."""
 
 import random
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ import torch
 
 from .answers import Answer
 
-BUCKET = 16  # batches whose sequences are sorted by length together, so that little is padding
+BUCKET = 16  # batches whose sequences are sorted by length together, which saves padding
 
 
 @dataclass(frozen=True)
 class Batch:
-    """ids [B, T], padded on the right with 0; starts, lengths [B]."""
+    """ids [B, T], padded on the right with 0; starts [B]: of the answers; lengths [B]: of the sequences."""
 
     ids: torch.Tensor
     starts: torch.Tensor
@@ -30,7 +30,7 @@ def collate(answers: Sequence[Answer], device: torch.device) -> Batch:
 
 
 def epoch(answers: Sequence[Answer], size: int, seed: int, number: int) -> list[list[int]]:
-    """Indices of each batch of epoch `number`: every answer once, those of one batch alike in length."""
+    """Indices of the answers of each batch in epoch `number`: every answer once, similar lengths together."""
     shuffle = random.Random(f"{seed}/epoch/{number}")
     order = list(range(len(answers)))
     shuffle.shuffle(order)

@@ -1,4 +1,4 @@
-"""The curve of a training run as an SVG picture: loss above, tau of each kind of held-out text below."""
+"""The curve of a training run as SVG: the loss above, tau per kind of held-out prompt below."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ TICKS = 4
 
 @dataclass(frozen=True)
 class Line:
-    """points: (step, value), steps ascending."""
+    """One line of a panel. points: (step, value), steps ascending."""
 
     name: str
     points: Sequence[tuple[int, float]]
 
 
 def curve_svg(title: str, loss: Line, taus: Sequence[Line]) -> str:
-    """The picture. One panel a unit; steps on the axis that both share."""
+    """The picture, with one panel per unit over a common axis of steps."""
     last = max((step for line in (loss, *taus) for step, _ in line.points), default=1) or 1
     height = TOP + 2 * PANEL + 2 * GAP
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
@@ -49,7 +49,7 @@ def _panel(top: int, label: str, lines: Sequence[Line], last: int) -> list[str]:
         parts.append(f'<text x="{x(step):.1f}" y="{top + PANEL + 16}" text-anchor="middle">{step:.0f}</text>')
     ends = sorted((y(line.points[-1][1]), place) for place, line in enumerate(lines) if line.points)
     shown: dict[int, float] = {}
-    for place_y, place in ends:  # labels that would overlap move down
+    for place_y, place in ends:  # a label that would overlap moves down
         shown[place] = max(place_y, max(shown.values(), default=-1e9) + 13)
     for place, line in enumerate(lines):
         if line.points:

@@ -1,4 +1,4 @@
-"""A trained drafter in the published layout: config.json and model.safetensors, in bf16 or int8 rows."""
+"""Writes a trained drafter in the published layout: config.json and model.safetensors, in bf16 or int8 rows."""
 
 import json
 from dataclasses import replace
@@ -14,18 +14,18 @@ from ..int8 import dequantise_rows, quantise_rows
 from .network import DrafterNetwork
 from .vocabulary import vocabulary_maps
 
-STORAGE = ("bf16", "int8")
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def drafter_shape(target: ModelShape, draft_vocab: int) -> ModelShape:
-    """The drafter of a target: one layer of the target's sizes."""
+    """The shape of a target's drafter: one layer of the target's sizes. draft_vocab: rows of its head."""
     return replace(target, name=f"{target.name}-eagle3", architecture="eagle3", num_layers=1, qkv_bias=False,
                    qk_norm=False, tie_embeddings=False, target_hidden_size=target.hidden_size, draft_vocab_size=draft_vocab)
 
 
 def write_drafter(folder: Path, network: DrafterNetwork, layers: tuple[int, ...], storage: str) -> None:
-    """Writes both files. layers: target layers that give the features; the configuration names those that read them."""
+    """Writes both files. layers: target layers that give the features (the configuration names the layers that read them);
+    storage: bf16 or int8."""
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().cpu().float().contiguous() for name, tensor in network.state_dict().items()}
@@ -37,7 +37,7 @@ def write_drafter(folder: Path, network: DrafterNetwork, layers: tuple[int, ...]
 
 
 def config_of(shape: ModelShape, layers: tuple[int, ...], storage: str) -> dict[str, object]:
-    """The published keys."""
+    """The configuration under the published keys. Arguments as in write_drafter."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1, "num_attention_heads": shape.num_heads,
@@ -50,7 +50,7 @@ def config_of(shape: ModelShape, layers: tuple[int, ...], storage: str) -> dict[
 
 
 def stored_network(folder: Path, network: DrafterNetwork) -> DrafterNetwork:
-    """A network like `network` with the weights that stand in the folder."""
+    """A network like `network` with the weights of the folder."""
     tensors: Tensors = dequantise_rows(read_safetensors(folder), str(folder))
     ids = torch.arange(len(tensors["d2t"])) + tensors.pop("d2t")
     del tensors["t2d"]

@@ -1,7 +1,7 @@
 """The loss of EAGLE-3: cross-entropy against the target's distribution over the draft vocabulary, at every step of a draft.
 
-Step j weighs DECAY^j. A row counts where its draft begins in the answer, its predicted token does too, and the target's
-own choice is in the draft vocabulary.
+Step j has weight DECAY^j. A row counts if its draft begins in the answer, its predicted token is in the answer too, and the
+target's choice is in the draft vocabulary.
 """
 
 import torch
@@ -14,7 +14,7 @@ DECAY = 0.8
 
 
 def training_loss(network: DrafterNetwork, target: Target, batch: Batch, steps: int) -> torch.Tensor:
-    """Mean over rows, summed over steps. Runs both networks over the batch."""
+    """The loss of a batch, a scalar: mean over rows, sum over steps. Runs target and drafter."""
     observed = target.observe(batch.ids)
     place = torch.arange(batch.ids.shape[1], device=target.device)[None]
     first = batch.starts[:, None] - 1  # the entry from which the answer's second token is drafted
@@ -32,8 +32,8 @@ def training_loss(network: DrafterNetwork, target: Target, batch: Batch, steps: 
 
 @torch.no_grad()
 def wanted_distribution(network: DrafterNetwork, target: Target, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(p [rows, V_d], known [rows]) of the target's rows [rows, H] after its last norm: p over the draft vocabulary alone;
-    known: the winner over the whole vocabulary is in it."""
+    """(p [rows, V_d], known [rows]): the target's distribution over the draft vocabulary, and whether its winner is in it. final
+    [rows, H]: the target's rows after its last norm."""
     logits = final @ target.head.T
     inside = logits[:, network.ids]
     return torch.softmax(inside.float(), -1), inside.amax(-1) == logits.amax(-1)

@@ -1,9 +1,9 @@
 """The drafter's network for training: parameters under the published names, a draft's steps unrolled over whole sequences.
 
-Row t of a sequence stands for entry t: the embedding of token t + 1 joined to the feature at t, at RoPE position t; it
-predicts token t + 2. At step j the feature of row t is the network's own output of row t - 1 at step j - 1, and the row
-sees the keys that a draft of j tokens would see: those of the target's features up to t - j, and its own chain's after
-them (EAGLE-3's training-time test, Li et al. 2025, §3.2).
+Row t of a sequence is entry t: the embedding of token t + 1 joined to the feature at t, at RoPE position t. It predicts token t +
+2. At step j the feature of row t is the network's own output of row t - 1 at step j - 1. The row sees the keys of a draft of j
+tokens: those of the target's features up to t - j, then those of its own steps (EAGLE-3's training-time test, Li et al. 2025,
+§3.2).
 """
 
 import math
@@ -33,7 +33,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections of 2H inputs; grouped-query attention over the chain's keys."""
+    """Projections of 2H inputs, and grouped-query attention over the keys of all steps."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(wide, shape.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, rope: Keys, chain: list[Keys]) -> torch.Tensor:
-        """x [B, T, 2H]; chain: keys of the steps before, to which this step's are added; [B, T, H]."""
+        """x [B, T, 2H] to [B, T, H]. chain: keys and values of earlier steps; this step's are appended."""
         batch, length, _ = x.shape
         q, k, v = (m(x).view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
                    for m in (self.q_proj, self.k_proj, self.v_proj))
@@ -81,7 +81,7 @@ class Mlp(nn.Module):
 
 
 class Midlayer(nn.Module):
-    """The one layer."""
+    """The drafter's one layer."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Midlayer(nn.Module):
 
 
 class DrafterNetwork(nn.Module):
-    """shape: `drafter_shape` of the target. ids [V_d]: target id of each draft id."""
+    """The drafter. shape: from `drafter_shape`; ids [V_d]: the target id of each draft id."""
 
     ids: torch.Tensor
     cos: torch.Tensor  # [positions, head_dim / 2]
@@ -115,9 +115,9 @@ class DrafterNetwork(nn.Module):
             self.register_buffer(name, buffer, persistent=False)
 
     def unroll(self, features: torch.Tensor, embedded: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
-        """Yields, for each of `steps` drafted tokens, the recurrent feature of every row, [B, T, H] in fp32.
+        """Yields the recurrent feature of every row, [B, T, H] in fp32, for each of `steps` drafted tokens.
 
-        features [B, T, 3H] and embedded [B, T, H], the target's, of the sequence's own tokens.
+        features [B, T, 3H], embedded [B, T, H]: the target's, of the sequence.
         """
         rope = self.cos[:features.shape[1]], self.sin[:features.shape[1]]
         following = embedded.roll(-1, 1)
@@ -127,7 +127,7 @@ class DrafterNetwork(nn.Module):
             yield feature
 
     def logits(self, feature: torch.Tensor) -> torch.Tensor:
-        """[..., V_d] of recurrent features [..., H]."""
+        """The logits [..., V_d] of recurrent features [..., H]."""
         out: torch.Tensor = self.lm_head(self.norm(feature).to(self.lm_head.weight.dtype))
         return out
 

@@ -1,6 +1,6 @@
-"""The prompts that a drafter is trained on and judged on. No data set: topics joined to tasks, or the user's own lines.
+"""The prompts for a drafter's training and evaluation: topics joined to tasks, or the user's own lines. There is no data set.
 
-Held-out prompts have topics of their own, so that a drafter isn't judged on a subject that it was trained on.
+Held-out prompts have topics of their own, so a drafter isn't evaluated on a topic of its training.
 """
 
 import hashlib
@@ -27,7 +27,8 @@ class TrainingPrompt:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """training and held_out share no topic. follow_ups: second questions on an answer. digest: SHA-256 of the file."""
+    """The prompts of a run. training and held_out share no topic; follow_ups: second questions on an answer; source: the file's
+    name; digest: its SHA-256."""
 
     training: tuple[TrainingPrompt, ...]
     held_out: tuple[TrainingPrompt, ...]
@@ -43,7 +44,7 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class Group:
-    """Topics and tasks that go together; {topic} stands in each task."""
+    """Topics and tasks that fit together. Each task has a place `{topic}`."""
 
     kind: str
     topics: tuple[str, ...]
@@ -51,6 +52,7 @@ class Group:
     tasks: tuple[str, ...]
 
     def prompts(self, topics: tuple[str, ...]) -> list[TrainingPrompt]:
+        """Every topic joined to every task."""
         return [TrainingPrompt(self.kind, task.format(topic=topic)) for topic in topics for task in self.tasks]
 
 
@@ -62,15 +64,16 @@ class PromptFile:
     follow_ups: tuple[str, ...]
 
 
-def load_file(path: Path = SHIPPED) -> PromptFile:
-    return read_fields(path, LoadError).read(PromptFile)
+def load_file() -> PromptFile:
+    """The shipped prompts. Raises LoadError if their file can't be read."""
+    return read_fields(SHIPPED, LoadError).read(PromptFile)
 
 
 def load_prompts(path: Path | None, seed: int) -> PromptSet:
-    """The shipped prompts, or those of a text file, one a line, of which one in ten is held out.
+    """The shipped prompts in an order by seed; or those of a text file, one per line, one in ten held out.
 
     Raises:
-        LoadError: a file that can't be read or holds too few prompts.
+        LoadError: the file can't be read or holds too few prompts.
     """
     shipped = load_file()
     shuffle = random.Random(seed)
@@ -81,17 +84,17 @@ def load_prompts(path: Path | None, seed: int) -> PromptSet:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as e:
-        raise LoadError(f"{path}: {e}", expected="a text file with one prompt a line") from None
+        raise LoadError(f"{path}: {e}", expected="a text file with one prompt per line") from None
     own = [TrainingPrompt(OWN_KIND, line) for line in dict.fromkeys(lines)]
     if len(own) < FEWEST:
-        raise LoadError(f"{path}: {len(own)} different prompts", expected=f"at least {FEWEST}, one a line")
+        raise LoadError(f"{path}: {len(own)} different prompts", expected=f"at least {FEWEST}, one per line")
     shuffle.shuffle(own)
     count = min(max(len(own) // 10, 1), HELD_OUT)
     return PromptSet(tuple(own[count:]), tuple(own[:count]), shipped.follow_ups, path.name, _digest(path))
 
 
 def _held_out(groups: tuple[Group, ...]) -> tuple[TrainingPrompt, ...]:
-    """HELD_OUT prompts of each kind, spread evenly over held-out topics and tasks; the same whatever the seed."""
+    """HELD_OUT prompts per kind, spread evenly over held-out topics and tasks. They don't depend on the seed."""
     found: list[TrainingPrompt] = []
     for kind in dict.fromkeys(group.kind for group in groups):
         prompts = [p for group in groups if group.kind == kind for p in group.prompts(group.held_out_topics)]

@@ -1,4 +1,4 @@
-"""Settings of a training run: the user's choices, and the sizes of its parts."""
+"""Settings of a training run: the user's choices, and the sizes of batches and steps."""
 
 import time
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import torch
 
-# About the work that took a drafter of SmolLM2-135M past 3 tokens per round at K = 4 on held-out prompts.
+# Approximate work to train a drafter of SmolLM2-135M to 3 tokens per round at K = 4 on held-out prompts.
 ANSWER_TOKENS, TRAINED_TOKENS = 2e6, 20e6
 
 
 @dataclass(frozen=True)
 class Settings:
-    """weights: of the target, as for a decoder; out: a new folder, or one that an interrupted run left; minutes: all of the
-    run, loading included; draft_vocab: rows of the drafter's head; prompts: a file, or None for the shipped ones; storage:
-    bf16 or int8."""
+    """The user's choices. weights: the target's, as for a decoder; out: a new folder, or that of an interrupted run; minutes: of
+    the whole run, loading included; draft_vocab: rows of the drafter's head; prompts: a file, or None for the shipped ones;
+    storage: bf16 or int8."""
 
     weights: str
     out: Path
@@ -27,10 +27,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Sizes:
-    """answer_batch: prompts answered at once; new_tokens: most of an answer; batch: sequences of a training step; unroll:
-    drafted tokens that training looks ahead; draft_length: K of the reported tau; answer_share: of the minutes that answers
-    take; evaluations: how often tau is measured and a checkpoint written; bf16: products in bf16.
-    answer_batches, steps: fixed numbers instead of those that the minutes allow."""
+    """answer_batch: prompts answered at once; new_tokens: most tokens of an answer; batch: sequences per training step; bf16:
+    whether products are bf16; unroll: drafted tokens per row in training; draft_length: K of the reported tau; answer_share:
+    share of the minutes for answers; evaluations: measurements of tau, each with a checkpoint. answer_batches, steps: fixed
+    numbers, None for as many as the minutes allow."""
 
     answer_batch: int
     new_tokens: int
@@ -51,18 +51,19 @@ CPU = Sizes(answer_batch=16, new_tokens=96, batch=8, bf16=False)
 
 
 def sizes_for(device: torch.device) -> Sizes:
+    """The sizes for a GPU or a CPU."""
     return GPU if device.type == "cuda" else CPU
 
 
 def cpu_hours(target_parameters: int, drafter_parameters: int) -> tuple[float, float]:
-    """(hours that a drafter worth having takes on this CPU, operations per second), by arithmetic and one measured product."""
+    """(hours to train a useful drafter on this CPU, its operations per second), estimated from one measured product."""
     speed = measured_flops()
     per_token = 2 * target_parameters + 6 * GPU.unroll * drafter_parameters
     return (ANSWER_TOKENS * 2 * target_parameters + TRAINED_TOKENS * per_token) / speed / 3600, speed
 
 
 def measured_flops(size: int = 1024) -> float:
-    """Operations per second of one fp32 product on this CPU, best of three."""
+    """Operations per second of an fp32 product [size, size] on this CPU, best of three."""
     a = torch.ones(size, size)
     best = float("inf")
     for _ in range(3):

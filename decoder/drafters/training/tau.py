@@ -1,7 +1,7 @@
-"""tau on held-out answers without an engine: the rounds that greedy SD would run on each answer, counted as `stats` does.
+"""tau on held-out answers without an engine: the rounds of greedy SD on each answer, counted as in Stats.
 
-A round begins with n tokens and drafts from entry n - 2 on. It accepts as many drafted tokens as equal the answer's next
-ones, emits them and one more, and the next round begins after those. tau = emitted / rounds, over all answers of a kind.
+A round begins with n tokens and drafts from entry n - 2 on. It accepts the drafted tokens that equal the answer's next ones, and
+emits these and one more. tau = emitted / rounds, over all answers of a kind.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from .batches import Batch, collate
 from .network import DrafterNetwork
 from .target import Target
 
-ROWS = 24  # answers judged at once
+ROWS = 24  # answers per batch
 
 
 @dataclass(frozen=True)
 class Tau:
-    """emitted and rounds of all requests; accepted_at[j]: rounds whose first j + 1 drafted tokens were right."""
+    """Sums over requests. draft_length: K; accepted_at[j]: rounds whose first j + 1 drafted tokens were right."""
 
     draft_length: int
     emitted: int
@@ -28,18 +28,18 @@ class Tau:
 
     @property
     def tokens_per_round(self) -> float:
-        """1 where there was no round."""
+        """tau; 1 without a round."""
         return self.emitted / self.rounds if self.rounds else 1.0
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """By drafted position, 0..1: the share of rounds that accepted it."""
+        """The share of rounds that accepted each drafted position, 0..1."""
         return tuple(count / max(self.rounds, 1) for count in self.accepted_at)
 
 
 @torch.no_grad()
 def measure_tau(network: DrafterNetwork, target: Target, answers: Sequence[Answer], draft_length: int) -> dict[str, Tau]:
-    """By kind, and over all under `all`. answers: the target's greedy ones."""
+    """tau by kind of prompt, and over all under `all`. answers: the target's greedy ones."""
     counted: dict[str, list[tuple[int, list[int]]]] = {}
     for first in range(0, len(answers), ROWS):
         group = answers[first:first + ROWS]
@@ -51,7 +51,7 @@ def measure_tau(network: DrafterNetwork, target: Target, answers: Sequence[Answe
 
 
 def right_drafts(network: DrafterNetwork, target: Target, batch: Batch, draft_length: int) -> torch.Tensor:
-    """[B, T]: of a draft that begins at each row, the drafted tokens that are right before the first wrong one."""
+    """[B, T]: the number of right tokens before the first wrong one, in the draft that begins at each row."""
     length = batch.ids.shape[1]
     rows = torch.arange(length, device=target.device)
     chain = torch.ones_like(batch.ids, dtype=torch.bool)
@@ -68,7 +68,8 @@ def right_drafts(network: DrafterNetwork, target: Target, batch: Batch, draft_le
 
 
 def rounds_of(answer: Answer, right: Sequence[int], draft_length: int) -> tuple[int, list[int]]:
-    """(tokens emitted by rounds, accepted tokens of each round) of one request. The prompt's pass emits the first token."""
+    """(tokens emitted by rounds, accepted tokens per round) of one request. The prompt's pass emits the first token. right: a row
+    of right_drafts."""
     end, known, accepted = len(answer.ids), answer.start + 1, list[int]()
     while known < end:
         room = min(draft_length, end - known - 1)

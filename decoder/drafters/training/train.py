@@ -1,4 +1,4 @@
-"""A drafter from start to end: the target's answers, training, the published files, the card and the curve."""
+"""A training run: the target's answers, training, the published files, the card and the curve."""
 
 import math
 from pathlib import Path
@@ -27,16 +27,16 @@ HELD_OUT, CURVE = "held-out.safetensors", "curve.svg"
 
 
 def train_drafter(settings: Settings, sizes: Sizes, device: torch.device, progress: Progress) -> Card:
-    """Trains, writes the drafter with its card and curve, and returns the card.
+    """Trains a drafter, writes it with its card and curve, and returns the card.
 
     Raises:
-        LoadError: a target that can't be loaded or has no tokenizer; a folder that holds a drafter already, something
-            else, or the work of another run; prompts that can't be read.
+        LoadError: the target can't be loaded or has no tokenizer; the folder holds a drafter, another run or anything else; the
+            prompts can't be read.
         NumericsError: the loss became NaN or infinite.
     """
     work = Work(settings)
     checkpoint = load_checkpoint(settings.weights, None, torch.device("cpu"))
-    assert checkpoint.path is not None  # random weights were refused: they need a shape
+    assert checkpoint.path is not None  # random weights need a shape, so load_checkpoint refuses them
     tokenizer = load_tokenizer(checkpoint.path)
     weights = fingerprint(checkpoint.tensors)
     prompts = load_prompts(settings.prompts, settings.seed)
@@ -53,18 +53,18 @@ def train_drafter(settings: Settings, sizes: Sizes, device: torch.device, progre
 
 
 def refuse_cpu(settings: Settings) -> None:
-    """Raises LoadError that says how long training would take here, without a GPU."""
+    """Raises LoadError with an estimate of the training time on this CPU."""
     checkpoint = load_checkpoint(settings.weights, None, torch.device("cpu"))
     shape = checkpoint.config.shape
     sizes = eagle3_tensors(drafter_shape(shape, settings.draft_vocab), own_embedding=False)
     hours, speed = cpu_hours(sum(t.numel() for t in checkpoint.tensors.values()), sum(math.prod(s) for s in sizes.values()))
     raise LoadError(f"no GPU: on this CPU ({speed / 1e9:.0f} GFLOP/s) a useful drafter of {shape.name} takes about "
                     f"{hours:.0f} hours", expected="a GPU, where SmolLM2's takes minutes",
-                    action="run on a GPU, or pass --device cpu to train here for --minutes all the same")
+                    action="run on a GPU, or pass --device cpu to train on this CPU for --minutes")
 
 
 def gather(sampler: Sampler, sizes: Sizes, work: Work, progress: Progress) -> tuple[list[Answer], list[Answer]]:
-    """(answers to train on, greedy answers to the held-out prompts), those of an interrupted run read from its folder."""
+    """(training answers, greedy answers to the held-out prompts). Those of an interrupted run come from its folder."""
     kinds = tuple(dict.fromkeys(p.kind for p in (*sampler.prompts.training, *sampler.prompts.held_out)))
     batches: list[list[Answer]] = []
     while (path := _answers_path(work, len(batches))).is_file():
@@ -88,15 +88,15 @@ def _answers_path(work: Work, number: int) -> Path:
 
 
 def _more_answers(done: int, last: float, sizes: Sizes, work: Work) -> bool:
-    """last: seconds of the last batch."""
+    """Whether another batch of answers is due. done: batches so far; last: seconds of the last one."""
     if sizes.answer_batches is not None:
         return done < sizes.answer_batches
     return done == 0 or work.seconds + last / 2 < sizes.answer_share * work.limit
 
 
 def publish(trainer: Trainer, taus: dict[str, Tau], target: TargetFacts, prompts: PromptSet, progress: Progress) -> Card:
-    """Writes the drafter, measures tau of the written one, then writes curve and card. The weights come last, by renaming:
-    a folder that has them is whole."""
+    """Writes the drafter, measures tau of the written one, then writes curve and card. The weights are moved last: a folder with
+    weights is complete."""
     settings, network = trainer.work.settings, trainer.network
     out, draft = settings.out, trainer.work.folder / "drafter"
     write_drafter(draft, network, trainer.target.layers, settings.storage)
@@ -117,17 +117,20 @@ def publish(trainer: Trainer, taus: dict[str, Tau], target: TargetFacts, prompts
 
 
 def results_of(taus: dict[str, Tau]) -> tuple[KindResult, ...]:
+    """The card's results."""
     return tuple(KindResult(kind, t.draft_length, t.emitted, t.rounds, round(t.tokens_per_round, 4),
                             tuple(round(a, 4) for a in t.acceptance)) for kind, t in taus.items())
 
 
 def data_facts(trainer: Trainer, prompts: PromptSet) -> DataFacts:
+    """The card's facts on the data."""
     answers = trainer.answers
     return DataFacts(prompts.source, prompts.digest, len(prompts.training), len(prompts.held_out), len(answers),
                      sum(a.tokens for a in answers), TEMPERATURES, len(trainer.network.ids), round(trainer.coverage, 4))
 
 
 def training_facts(trainer: Trainer) -> TrainingFacts:
+    """The card's facts on the training."""
     sizes = trainer.sizes
     return TrainingFacts(trainer.seed, trainer.step, sizes.batch, sizes.unroll, sizes.learning_rate,
                          round(trainer.work.seconds, 1), sum(p.numel() for p in trainer.network.parameters()),

@@ -1,8 +1,7 @@
-"""The steps of training: AdamW on the loss of EAGLE-3, evaluations, checkpoints, and how many steps the minutes allow.
+"""The steps of training: AdamW on the loss of EAGLE-3, evaluations, checkpoints, and the number of steps.
 
-The order of training depends on the seed and the step alone. The number of steps follows from the minutes and the time of
-the first steps, and is kept in the checkpoint: a run that was interrupted ends with the weights that an uninterrupted one of
-as many steps has.
+The order of training depends on the seed and the step alone. The number of steps follows from the minutes and the time of the
+first steps, and the checkpoint keeps it: an interrupted run ends with the weights of an uninterrupted one of as many steps.
 """
 
 import dataclasses
@@ -25,17 +24,17 @@ from .vocabulary import coverage, draft_vocabulary
 from .work import Work
 
 STATE = "state.pt"
-CALIBRATION = (30, 60)  # steps between which the time of one is measured; the first ones take longer
-MARGIN = 0.97  # of the time that is left for steps
-LOWEST = 0.03  # of the learning rate, at the end
-CLIP = 1.0  # norm of the gradient
+CALIBRATION = (30, 60)  # the time of a step is measured between these steps; the first ones take longer
+MARGIN = 0.97  # share of the remaining time that is planned for steps
+LOWEST = 0.03  # share of the learning rate at the end
+CLIP = 1.0  # largest norm of the gradient
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation. loss: mean since the one before, NaN before the first step; tau by kind, at K = draft_length;
+    """One evaluation. loss: mean since the last evaluation, NaN before the first step; tau: by kind, at K = draft_length;
     seconds: of the run."""
 
     step: int
@@ -45,7 +44,8 @@ class Point:
 
 
 class Trainer:
-    """answers: to train on; held_out: greedy ones, never trained on. The draft vocabulary comes from `answers`."""
+    """Trains one drafter. answers: the training data, which also give the draft vocabulary; held_out: greedy answers for
+    evaluation."""
 
     def __init__(self, target: Target, answers: Sequence[Answer], held_out: Sequence[Answer], sizes: Sizes, work: Work) -> None:
         self.target, self.answers, self.held_out, self.sizes, self.work = target, answers, held_out, sizes, work
@@ -67,7 +67,8 @@ class Trainer:
         self.evaluation_seconds = 0.0
 
     def run(self, progress: Progress) -> dict[str, Tau]:
-        """All steps that are left; tau at the end. Evaluates and writes a checkpoint `evaluations` times and at the end."""
+        """Runs the remaining steps and returns tau at the end. Evaluates and writes a checkpoint `evaluations` times and at the
+        end. Raises NumericsError as `evaluate`."""
         taus = self.measure() if self.restore() else self.evaluate(progress)
         began = self.synchronised()
         while self.total is None or self.step < self.total:
@@ -86,22 +87,23 @@ class Trainer:
         return taus
 
     def at_evaluation(self, total: int) -> bool:
+        """Whether this step ends with an evaluation."""
         return self.step >= total or self.step % max(total // self.sizes.evaluations, 1) == 0
 
     def synchronised(self) -> float:
-        """The run's seconds once the device has done its work."""
+        """The run's seconds, after the device has finished its work."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return self.work.seconds
 
     def plan(self, seconds_a_step: float) -> None:
-        """The number of steps that fit the time that is left, evaluations and writing counted out."""
+        """Sets the number of steps for the remaining time, less that of evaluations and writing."""
         kept = (self.sizes.evaluations + 3) * self.evaluation_seconds
         left = max(self.work.limit - self.work.seconds - kept, 0.0)
         self.total = self.step + int(MARGIN * left / seconds_a_step)
 
     def advance(self) -> None:
-        """One step: the learning rate rises over `warm_up` steps and falls to LOWEST over all of them."""
+        """Runs one step. The learning rate rises over `warm_up` steps and falls to LOWEST over all steps."""
         falling = 1.0 if self.total is None else 1 - self.step / self.total
         rate = self.sizes.learning_rate * min(1.0, (self.step + 1) / self.sizes.warm_up) * max(LOWEST, falling)
         for group in self.optimiser.param_groups:
@@ -116,18 +118,18 @@ class Trainer:
         self.step += 1
 
     def batch_of(self, step: int) -> list[int]:
-        """Indices of the answers of a step; every epoch has as many batches."""
+        """Indices of the answers of a step. Every epoch has the same number of batches."""
         number, place = divmod(step, len(self.order))
         if number != self.epoch:
             self.epoch, self.order = number, epoch(self.answers, self.sizes.batch, self.seed, number)
         return self.order[place]
 
     def measure(self) -> dict[str, Tau]:
-        """tau by kind on the held-out answers, with the weights as they are."""
+        """tau by kind on the held-out answers, with the current weights."""
         return measure_tau(self.network, self.target, self.held_out, self.sizes.draft_length)
 
     def evaluate(self, progress: Progress) -> dict[str, Tau]:
-        """tau, as a progress line and a point of the curve.
+        """Measures tau, adds a point to the curve and prints a progress line.
 
         Raises:
             NumericsError: the loss became NaN or infinite.
@@ -147,7 +149,7 @@ class Trainer:
         return taus
 
     def save(self) -> None:
-        """The checkpoint, published by renaming."""
+        """Writes the checkpoint, published by renaming."""
         state = {"network": self.network.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step,
                  "total": self.total, "history": [dataclasses.asdict(point) for point in self.history]}
         unfinished = self.work.folder / f"{STATE}.unfinished"
@@ -156,7 +158,7 @@ class Trainer:
         self.work.note_seconds()
 
     def restore(self) -> bool:
-        """Goes on from the checkpoint; False if there is none."""
+        """Resumes from the checkpoint. Returns False if there is none."""
         path = self.work.folder / STATE
         if not path.is_file():
             return False

@@ -1,5 +1,5 @@
-"""The folder of a run: its settings, the time so far, its answers and its last checkpoint. A killed run goes on from OUT/work;
-every file is published by renaming: a kill leaves the old one or the new one."""
+"""The folder of a run: its settings, the time so far, its answers and its last checkpoint. An interrupted run resumes from
+OUT/work. Every file is published by renaming, so a kill leaves the old file or the new one."""
 
 import dataclasses
 import json
@@ -18,8 +18,8 @@ WORK, RUN = "work", "run.json"
 
 @dataclass(frozen=True)
 class Claim:
-    """Which run a folder belongs to. weights: fingerprint of the target's; prompts: SHA-256 of their file; seconds: taken so
-    far."""
+    """The run that a folder belongs to. weights: fingerprint of the target's; prompts: SHA-256 of their file; seconds: of the run
+    so far."""
 
     weights: str
     prompts: str
@@ -31,13 +31,13 @@ class Claim:
 
 
 class Work:
-    """folder: OUT/work. limit: seconds of the whole run."""
+    """The folder of one run. folder: OUT/work; limit: seconds of the whole run."""
 
     def __init__(self, settings: Settings) -> None:
         """Makes the folder.
 
         Raises:
-            LoadError: OUT holds a drafter already, or something that isn't an interrupted run.
+            LoadError: OUT holds a drafter already, or anything but an interrupted run.
         """
         out = settings.out
         if (out / WEIGHTS).exists():
@@ -51,14 +51,14 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """That the run has taken, those before an interruption counted in."""
+        """Seconds of the run so far, those before an interruption included."""
         return self.spent + time.monotonic() - self.started
 
     def claim(self, sizes: Sizes, weights: str, prompts: PromptSet) -> None:
-        """Writes which run this is; where one began here, goes on from its seconds.
+        """Records the run in the folder, or resumes the seconds of the interrupted one there.
 
         Raises:
-            LoadError: the run that began here has other settings, weights or prompts.
+            LoadError: the interrupted run has other settings, weights or prompts.
         """
         chosen = Claim(weights, prompts.digest, self.settings.minutes, self.settings.draft_vocab, self.settings.seed, sizes, 0.0)
         path = self.folder / RUN
@@ -74,7 +74,7 @@ class Work:
         self.spent = found.seconds
 
     def note_seconds(self) -> None:
-        """For a run that goes on from here."""
+        """Records the seconds so far, for a resumed run."""
         self._publish(dataclasses.replace(read_fields(self.folder / RUN, LoadError).read(Claim), seconds=round(self.seconds, 3)))
 
     def _publish(self, claim: Claim) -> None:

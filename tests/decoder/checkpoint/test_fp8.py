@@ -117,7 +117,7 @@ NAN = torch.full((64, 64), 0x7F, dtype=torch.uint8).view(E4M3)
     ({Q: NAN}, "q_proj.weight holds NaN"),
     ({GATE: torch.ones(112, 64), GATE + "_scale": None}, "up_proj.weight is e4m3 and gate_proj is not"),
     ({"model.embed_tokens.weight": torch.ones(272, 64).to(E4M3)}, "embed_tokens.weight is e4m3"),
-    ({"model.layers.0.self_attn.o_proj.input_scale": torch.ones(1)}, "o_proj.input_scale has no place"),
+    ({"model.layers.0.self_attn.o_proj.input_scale": torch.ones(1)}, "o_proj.input_scale isn't part of"),
 ])
 def test_wrong_tensors_are_refused_by_name(tensors: dict[str, Any], message: str, tiny_folders: dict[str, Path],
                                            tmp_path: Path) -> None:

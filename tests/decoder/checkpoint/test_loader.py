@@ -31,7 +31,7 @@ def copy(folder: Path, to: Path, config: dict[str, Any] | None = None, tensors: 
 
 @pytest.mark.parametrize(("tensors", "message"), [
     ({"model.norm.weight": None}, "model.norm.weight is missing"),
-    ({"model.layers.0.extra.weight": torch.ones(2)}, "has no place"),
+    ({"model.layers.0.extra.weight": torch.ones(2)}, "isn't part of"),
     ({"model.norm.weight": torch.ones(63)}, r"model.norm.weight is \[63\]"),
     ({"model.norm.weight": torch.full((64,), torch.nan)}, "NaN or infinity"),
     ({"lm_head.weight": torch.ones(272, 64)}, "lm_head.weight differs"),

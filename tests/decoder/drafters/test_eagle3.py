@@ -242,7 +242,7 @@ def as_ids(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("tensors", "config", "message"), [
     (change(norm__weight=None), {}, "norm.weight is missing"),
-    (change(extra__weight=torch.ones(3)), {}, "extra.weight has no place"),
+    (change(extra__weight=torch.ones(3)), {}, "extra.weight isn't part of"),
     (change(d2t=None), {}, "no d2t"),
     (as_ids(tensors_of()), {}, "d2t|t2d"),
     (change(t2d=torch.ones(VOCABULARY, dtype=torch.bool)), {}, "t2d marks other ids"),

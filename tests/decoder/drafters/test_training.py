@@ -119,7 +119,7 @@ def test_prompts_of_the_users_own(tmp_path: Path) -> None:
     path.write_text("one\n" * 50)
     with pytest.raises(LoadError, match="1 different prompts"):
         load_prompts(path, 0)
-    with pytest.raises(LoadError, match="one prompt a line"):
+    with pytest.raises(LoadError, match="one prompt per line"):
         load_prompts(tmp_path / "nowhere.txt", 0)
 
 
@@ -332,7 +332,7 @@ def test_folders_that_are_refused(trained: tuple[Path, Card, list[str]], target_
     (["--weights", "{target}", "--device", "cuda:99"], "cuda:99"),
     (["--weights", "random:0", "--device", "cpu"], "need a model shape"),
     (["--weights", "/nowhere", "--device", "cpu"], "no such file"),
-    (["--weights", "{target}", "--device", "cpu", "--prompts", "/nowhere"], "one prompt a line"),
+    (["--weights", "{target}", "--device", "cpu", "--prompts", "/nowhere"], "one prompt per line"),
     (["--weights", "{target}", "--device", "cpu", "--minutes", "0"], "minutes"),
     (["--weights", "{shallow}", "--device", "cpu"], "at least 7 layers"),
 ])

@@ -95,7 +95,7 @@ def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) ->
             final = model.prefill([1] * rows, Appended(model.new_cache(CAPACITY), rows), wanted).final
             model.forward([1] * rows, Appended(model.new_cache(CAPACITY), rows), wanted)
         assert model.logits(final).shape == (rows, 96)
-    network.rows_over_target(final)
+    eagle.rows_over_target(final)
     for drafter in (None, eagle, small):
         for mode in ("sd", "ssd") if drafter else ("ar",):
             decoder.drafter = drafter

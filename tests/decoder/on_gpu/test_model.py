@@ -303,19 +303,18 @@ def test_eagle3(recipe: str, load: Load, driven: Callable[[], None], monkeypatch
 
 def test_eagle3_is_close_to_the_torch_backends(load: Load) -> None:
     """Its features reduced, and its logits over the drafter's vocabulary."""
-    networks = []
+    drafters = []
     for backend in ("triton", "torch"):
         decoder = load("fp8-v1", DEEP, backend)
-        networks.append(random_eagle3(1, EAGLE, decoder.model, decoder.model.device, CAPACITY,
-                                      Options(overrides=SCHEDULES)).model)
+        drafters.append(random_eagle3(1, EAGLE, decoder.model, decoder.model.device, CAPACITY, Options(overrides=SCHEDULES)))
     rms, worst = CLOSE["fp8-v1"]
     features = torch.randn(5, 3 * DEEP.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
-    reduced = [network.reduce(features.to(network.embedding.device)) for network in networks]
+    reduced = [drafter.model.reduce(features.to(drafter.model.embedding.device)) for drafter in drafters]
     assert_close(*reduced, rms=rms, worst=worst)
     found = []
-    for network in networks:
-        step = network.forward(PROMPT[:5], reduced[0], Appended(network.new_cache(CAPACITY), 5))
-        found.append(torch.from_numpy(network.rows_over_target(step.final)))
+    for drafter in drafters:
+        step = drafter.model.forward(PROMPT[:5], reduced[0], Appended(drafter.model.new_cache(CAPACITY), 5))
+        found.append(torch.from_numpy(drafter.rows_over_target(step.final)))
     known = found[1].isfinite()
     assert torch.equal(found[0].isfinite(), known) and int(known.sum()) == 5 * (EAGLE.draft_vocab_size or 0)
     assert_close(found[0][known], found[1][known], rms=rms, worst=worst)
@@ -385,10 +384,12 @@ def test_a_draft_longer_than_the_drafters_pass_is_refused(kind: str, load: Load)
 
 
 def test_nan_of_a_drafter_is_an_error(load: Load) -> None:
-    """Where its passes are driven; a draft on the device that holds one is refused by the verification alone."""
+    """Of one that Python drives. On the device the verification refuses such a draft."""
     decoder, drafter = eagle_decoder(load, "bf16")
+    final = torch.full((2, EAGLE.hidden_size), torch.nan, dtype=torch.bfloat16, device=decoder.model.device)
+    assert drafter.model.greedy(final) == [-1, -1]
     with pytest.raises(NumericsError, match="the drafter's logits hold NaN"):
-        drafter.model.greedy(torch.full((2, EAGLE.hidden_size), torch.nan, dtype=torch.bfloat16, device=decoder.model.device))
+        drafter.choose(final, [0, 1])
 
 
 def test_a_row_tile_of_a_schedule_bounds_a_pass(load: Load) -> None:
