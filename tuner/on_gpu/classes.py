@@ -1,7 +1,7 @@
-"""Numerics classes: which schedules of a kernel give the same output bits, and which knobs change them.
+"""Numerics classes: the schedules of a kernel with equal output bits, and the knobs that change the bits.
 
-The class of a schedule is the SHA-256 of its output on fixed inputs (`worker.checks.numerics_class`). A knob's effect is shown by
-pairs of schedules that differ in that knob alone; where the bundle has none, nothing is claimed.
+The class of a schedule is the SHA-256 of its output on fixed inputs (`worker.checks.numerics_class`). A pair of schedules that
+differ in one knob alone shows this knob's effect; without such a pair, nothing is claimed.
 """
 
 import itertools
@@ -29,13 +29,13 @@ from .worker.tasks import Problem
 
 YES, NO, NOT_VARIED = "yes", "no", "not varied alone"
 SAME, DIFFERS, NOT_COMPUTED = "same class", "another class", "not computed"
-NO_WEIGHTS = "random:0"  # classes are of kernels: no model is loaded
+NO_WEIGHTS = "random:0"  # placeholder: no model is loaded
 Knob = object  # a value of a knob
 
 
 @dataclass(frozen=True)
 class Effect:
-    """Whether a knob changes the bits: `yes`, `no`, or `not varied alone`; and two schedules that show it."""
+    """Whether a knob changes the bits: `yes`, `no`, or `not varied alone`. pair: two schedules that show it."""
 
     says: str
     pair: tuple[Schedule, Schedule] | None = None
@@ -43,7 +43,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class ClassSize:
-    """One class: how many candidates have it, and for each knob the values that occur among them."""
+    """One class: its number of candidates, and the values of each knob among them."""
 
     numerics_class: str
     candidates: int
@@ -51,7 +51,7 @@ class ClassSize:
 
 
 def changes_bits(classes: Mapping[Schedule, str]) -> dict[str, Effect]:
-    """By knob, from the class of each schedule of one kernel. A pair of two classes is shown where there is one."""
+    """The effect of each knob. classes: class by schedule of one kernel."""
     knobs = {schedule: schedule_to_dict(schedule) for schedule in classes}
     return {knob: _effect(knob, knobs, classes) for knob in next(iter(knobs.values()), {})}
 
@@ -69,7 +69,7 @@ def _effect(knob: str, knobs: Mapping[Schedule, Mapping[str, Knob]], classes: Ma
 
 
 def sizes(classes: Mapping[Schedule, str]) -> tuple[ClassSize, ...]:
-    """The classes, the largest first."""
+    """The classes, largest first."""
     found: dict[str, list[Mapping[str, Knob]]] = {}
     for schedule, digest in classes.items():
         found.setdefault(digest, []).append(schedule_to_dict(schedule))
@@ -80,8 +80,8 @@ def sizes(classes: Mapping[Schedule, str]) -> tuple[ClassSize, ...]:
 
 @dataclass(frozen=True)
 class Request:
-    """A bundle to classify. model and recipe: the bundle's where None; schedules: a folder of promoted schedules, asked first;
-    out: of a bundle that must be compiled anew."""
+    """A bundle to classify. model, recipe: the bundle's if None. schedules: the first folder in the search for promoted
+    schedules. out: for a bundle that must be recompiled."""
 
     bundle: Path
     model: str | None
@@ -93,8 +93,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Classified:
-    """The classes of a bundle or of a recorded run. recording: with each candidate's class, or why it has none; skipped: why a
-    kernel was left out."""
+    """The classes of a bundle or of a recorded run. recording: has each candidate's class or failure. skipped: reason by kernel
+    that was left out. seconds: of the run."""
 
     recording: Recording
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -102,10 +102,10 @@ class Classified:
 
 
 def classify(request: Request, machine: Machine, measurer: Measurer, watch: Callable[[str], None]) -> Classified:
-    """The class of every accepted variant of a bundle on this GPU. A variant that dies costs itself alone.
+    """The class of every accepted variant of a bundle on this GPU. A variant that dies is only a failure of its own.
 
     Raises:
-        UserError: a bundle, recipe or GPU that is wrong or can't be used; GpuError where the first variants all die.
+        UserError: an unusable bundle, recipe or GPU. GpuError: the first variants all died.
     """
     began = time.monotonic()
     report = read_report(request.bundle)
@@ -130,7 +130,7 @@ def classify(request: Request, machine: Machine, measurer: Measurer, watch: Call
 
 
 def of_recording(path: Path, kernels: Sequence[str]) -> Classified:
-    """The classes that a run of --on-gpu recorded, of some kernels or all. Raises RecordingError."""
+    """The classes recorded by a run of --on-gpu. kernels: all if empty. Raises RecordingError."""
     now = recording.load(path)
     for name in kernels:
         if name not in now.contests:
@@ -146,7 +146,7 @@ def classes_of(contest: Contest) -> dict[Schedule, str]:
 
 @dataclass(frozen=True)
 class Compared:
-    """A promoted row against its class here. found: the class of its schedule, None if it wasn't computed."""
+    """A promoted row compared with the class found here. found: None if its schedule's class wasn't computed."""
 
     row: PromotedSchedule
     found: str | None
@@ -155,7 +155,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class KernelClasses:
-    """One kernel's classes. variants: that have one; schedule: in place; effects: by knob; without_class: why, by variant."""
+    """One kernel's classes. schedule: in place. classes: by schedule. effects: by knob. without_class: reason by variant."""
 
     kernel: str
     shape: KernelShape
@@ -188,14 +188,14 @@ class ClassesReport:
 
     @property
     def passed(self) -> bool:
-        """Nothing was skipped, every recipe's schedule has a class, and every promoted row whose schedule is here has the class
-        that it was promoted with."""
+        """Whether nothing was skipped, each schedule in place has a class, and each promoted row has its class here, if
+        computed."""
         return bool(self.kernels) and not self.skipped and all(
             k.numerics_class and all(row.verdict != DIFFERS for row in k.promoted) for k in self.kernels)
 
 
 def make_report(found: Classified, folders: Sequence[Path]) -> ClassesReport:
-    """Raises ScheduleError: a file of promoted schedules is damaged."""
+    """The report, with a comparison to promoted rows. Raises ScheduleError if a file of promoted schedules is damaged."""
     now = found.recording
     return ClassesReport(now.model, now.target, now.recipe, now.machine, now.toolchain, now.calls, found.seconds, found.skipped,
                          tuple(_kernel(now, contest, folders) for contest in now.contests.values()))
@@ -210,7 +210,7 @@ def _kernel(now: Recording, contest: Contest, folders: Sequence[Path]) -> Kernel
 
 
 def _promoted(now: Recording, contest: Contest, folders: Sequence[Path]) -> list[PromotedSchedule]:
-    """The rows of this kernel and shape under this recipe on this SKU, made with whatever toolchain: one recipe, one class."""
+    """The promoted rows of this kernel, shape, recipe and SKU, of any toolchain: they must all have one class."""
     mine = (now.target, now.recipe, contest.kernel, contest.shape)
     return store.rows_like(folders, lambda r: (r.target, r.recipe, r.kernel, r.shape) == mine and not r.problems())
 

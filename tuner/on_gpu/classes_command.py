@@ -1,4 +1,4 @@
-"""`tune-kernels verify --classes`: the decoder's command with one more check, that of kernels, which the decoder can't make."""
+"""`tune-kernels verify --classes`: adds a check of kernels, which the decoder can't make, to the decoder's command."""
 
 import json
 from pathlib import Path
@@ -15,20 +15,20 @@ COMMANDLINE = click.core.ParameterSource.COMMANDLINE
 OUT = Path("build/classes.json")
 ADDED = [
     click.Option(["--classes"], is_flag=True, help="Check kernels instead of a model: the numerics class of every variant of a "
-                 "bundle on this GPU, and which knobs change the bits. Exit code 1 where a promoted class isn't met."),
+                 "bundle on this GPU, and the knobs that change the bits. Exit code 1 if a promoted class isn't met."),
     click.Option(["--bundle"], type=click.Path(path_type=Path, file_okay=False), default=Path("build/offline"),
-                 show_default=True, help="With --classes: the folder that --offline wrote; its model and recipe."),
-    click.Option(["--kernel", "kernels"], multiple=True, metavar="NAME", help="With --classes; repeat for several.  "
-                 "[default: all]"),
-    click.Option(["--replay"], type=click.Path(path_type=Path), metavar="RUN", help="With --classes: those of a recorded run of "
-                 "--on-gpu; needs no GPU."),
+                 show_default=True, help="With --classes: the folder that --offline wrote, which gives model and recipe."),
+    click.Option(["--kernel", "kernels"], multiple=True, metavar="NAME", help="With --classes: kernel to classify; repeat for "
+                 "several.  [default: all]"),
+    click.Option(["--replay"], type=click.Path(path_type=Path), metavar="RUN", help="With --classes: show the classes of a "
+                 "recorded run of --on-gpu; needs no GPU."),
 ]
-USED = ("weights", "model", "recipe", "schedules", "out", "as_json")  # of verify's own options, with --classes
+USED = ("weights", "model", "recipe", "schedules", "out", "as_json")  # verify's options that --classes takes
 USED_IN_REPLAY = ("schedules", "out", "as_json")
 
 
 def with_classes(command: click.Command) -> click.Command:
-    """The decoder's `verify`, and `--classes` with its options."""
+    """The decoder's `verify` with the option `--classes` added."""
     own = command.callback
     assert own
 
@@ -48,16 +48,16 @@ def with_classes(command: click.Command) -> click.Command:
 
 
 def _refuse(context: click.Context, names: set[str], when: str) -> None:
-    """Raises UsageError for an option that was given and means nothing here."""
+    """Raises UsageError for a given option that has no effect here."""
     for parameter in context.command.params:
         if parameter.name in names and context.get_parameter_source(parameter.name) == COMMANDLINE:
-            raise click.UsageError(f"{parameter.opts[0]} means nothing {when}")
+            raise click.UsageError(f"{parameter.opts[0]} has no effect {when}")
 
 
 def _run(as_json: bool, replay: Path | None, given: dict[str, Any], bundle: Path, kernels: tuple[str, ...],
          schedules: str | None) -> int:
-    """Returns the exit code: 1 where a promoted class isn't met, or a kernel couldn't be classified. given: of verify's own
-    options those that the user gave."""
+    """Returns the exit code: 1 if a promoted class isn't met, or a kernel couldn't be classified. given: verify's options that
+    the user gave."""
     from rich.console import Console
 
     from ...schedules import store
@@ -81,7 +81,7 @@ def _run(as_json: bool, replay: Path | None, given: dict[str, Any], bundle: Path
 
 
 def _on_gpu(request: "Request", console: "Console", quiet: bool) -> "Classified":
-    """On this machine's GPU, in a worker that may die."""
+    """Classify on this machine's GPU."""
     from .. import pool
     from .classes import classify
     from .worker import checks, gpu_state

@@ -1,4 +1,4 @@
-"""The result of `verify --classes` as JSON and on a terminal."""
+"""The result of `verify --classes`, as JSON and in a terminal."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ SCHEMA = "tune-kernels/classes/1"
 
 
 def report_to_dict(report: ClassesReport) -> fields.Table:
-    """As `--json` prints it."""
+    """As printed by `--json`."""
     return {
         "schema": SCHEMA, "model": report.model, "target": report.target, "recipe": report.recipe, "passed": report.passed,
         "machine": dataclasses.asdict(report.machine), "toolchain": dataclasses.asdict(report.toolchain),
@@ -42,7 +42,7 @@ def _kernel_to_dict(found: KernelClasses) -> fields.Table:
 
 
 def print_report(report: ClassesReport, console: "Console") -> None:
-    """A table for each kernel, then the promoted classes. Names come from outside: nothing is taken for markup."""
+    """Prints a table per kernel, then the promoted classes. Text is never interpreted as markup."""
     from rich.table import Table
     from rich.text import Text
 
@@ -81,7 +81,7 @@ def _others(schedule: Schedule, knob: str) -> str:
 
 
 def closing_lines(report: ClassesReport) -> list[str]:
-    """Kernels that were skipped, variants without a class, and the promoted classes compared."""
+    """Lines on skipped kernels, variants without a class, and the comparison with promoted classes."""
     lines = [f"{kernel}: skipped: {why}" for kernel, why in report.skipped.items()]
     for found in report.kernels:
         lines += [f"{found.kernel}: {name} has no class: {why}" for name, why in found.without_class.items()]

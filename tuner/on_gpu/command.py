@@ -1,4 +1,4 @@
-"""The command behind `tune-kernels --on-gpu`: a run or a replay, its reports, its promotion."""
+"""The command `tune-kernels --on-gpu`: a run or a replay, its reports, its promotion."""
 
 import hashlib
 import json
@@ -26,27 +26,28 @@ from .worker import gpu_state
 from .worker.measurer import GpuMeasurer, gpu_executor
 from .worker.probe import GpuProbe, Loaded
 
-HEAD_BYTES = 1 << 20  # of each weights file, in its fingerprint
+HEAD_BYTES = 1 << 20  # of each weights file that its fingerprint covers
 MEASURING = ("model", "kernels", "recipe", "bundle", "weights", "budget", "storage")  # options that a replay doesn't take
 
 
 @dataclass(frozen=True)
 class Printing:
-    """How the command prints. as_json: one line on stdout, nothing else there."""
+    """The command's output. as_json: stdout has one line of JSON alone."""
 
     as_json: bool
     console: Console
 
     def line(self, text: str) -> None:
-        """A line of text, where text is printed."""
+        """Print a line of text, unless as_json."""
         if not self.as_json:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def run(request: Request, *, as_json: bool = False, promote: bool = False, dry_run: bool = False, replay: Path | None = None,
         given: Iterable[str] = ()) -> int:
-    """Returns the exit code: 1 where a kernel has no schedule that passed the gate. given: names of the options that the user
-    gave. Everything that can fail comes before the promotion; after it only its own line is printed."""
+    """Returns the exit code: 1 if a kernel has no schedule that passed the gate. given: names of the options that the user gave.
+
+    The promotion comes last: everything else that can fail is done before it."""
     if promote and dry_run:
         raise click.UsageError("--promote and --dry-run don't go together")
     if replay and (unused := [name for name in MEASURING if name in given]):
@@ -69,7 +70,7 @@ def run(request: Request, *, as_json: bool = False, promote: bool = False, dry_r
 
 
 def _summary(report: Report, request: Request, written: Path | None) -> str:
-    """The line of --json."""
+    """The line that --json prints."""
     table = report_to_dict(report)
     names = ("promotable", "unchanged", "calls", "gpu_seconds", "seconds_to_first_sample", "skipped", "notes")
     outcomes = {d.kernel: {"outcome": d.outcome, "why": d.why} for d in report.decisions}
@@ -78,7 +79,7 @@ def _summary(report: Report, request: Request, written: Path | None) -> str:
 
 
 def _measured(request: Request, printing: Printing) -> Outcome:
-    """One run with this machine's GPU in a worker."""
+    """One run on this machine's GPU, in a worker process."""
     machine = gpu_state.this_machine()
     drafter = load_model_shape(request.model).architecture == "eagle3"
     with pool.scratch_folder(request.out.absolute()) as scratch:
@@ -95,12 +96,12 @@ def _measured(request: Request, printing: Printing) -> Outcome:
 
 
 def weights_name(weights: str) -> str:
-    """`random:SEED` as it is; a path as `path:NAME`, without its folder."""
+    """`random:SEED` unchanged; a path as `path:NAME`, without its folder."""
     return weights if weights.startswith(RANDOM_WEIGHTS) else f"path:{Path(weights).name}"
 
 
 def fingerprint(weights: str) -> str | None:
-    """Of weights in files: names, sizes and the first MiB of each; None for random ones. Raises SpaceError."""
+    """SHA-256 over name, size and first MiB of each weights file; None for random weights. Raises SpaceError."""
     if weights.startswith(RANDOM_WEIGHTS):
         return None
     folder = Path(weights)
@@ -117,7 +118,7 @@ def fingerprint(weights: str) -> str | None:
 
 def _print_change(change: tuple[PromotedFile | None, PromotedFile], outcome: Outcome, request: Request, promote: bool,
                   printing: Printing) -> None:
-    """The change that is or would be written, as `tune-kernels diff` shows it."""
+    """Show the change that is or would be written, as `tune-kernels diff` does."""
     from ..review.as_text import show_promotion
 
     old, new = change

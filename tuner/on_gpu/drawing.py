@@ -1,4 +1,4 @@
-"""Drawings of a report's numbers, each with its axis."""
+"""Drawings of a kernel's report."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from ..drawing import AXIS, LABELS, RIGHT, ROW, WIDTH, Box, Compared, Dot, Drawi
 from .report import KernelReport, KnobEffect, PlaceReport, Trace
 
 BAR = 8  # height of a box, in pixels
-PANEL, GAP = 84, 12  # height of a plot over rounds, and the space between two
-SIDE = 66  # of a vertical axis
+PANEL, GAP = 84, 12  # height of a plot over rounds, space between two, in pixels
+SIDE = 66  # width of a vertical axis, in pixels
 MOST_ROWS = 16
-KNOBS, FAR = 4, 1.6  # knobs that are drawn; an axis ends at this many times the least: the slowest would fill it
+KNOBS, FAR = 4, 1.6  # number of drawn knobs; end of an axis, as a multiple of its least value
 
 
 def times(kernel: KernelReport) -> Drawing | None:
-    """Distribution of each candidate's times: whiskers from least to greatest, a box over the middle half, the 95% interval of
-    the median on it."""
+    """Distribution of each candidate's times: whiskers from minimum to maximum, a box over the middle half, the median with its
+    95% interval. None if nothing was timed."""
     shown = [(i, p) for i, p in numbered(kernel) if p.times]
     if not shown:
         return None
@@ -38,14 +38,14 @@ def times(kernel: KernelReport) -> Drawing | None:
 
 
 def forest(kernel: KernelReport) -> Drawing | None:
-    """Each candidate's time over the incumbent's, with its interval; the line at 0 is the incumbent."""
+    """Each candidate's time relative to the incumbent's, in percent, with its interval. None without comparisons."""
     rows = [Compared(f"{p.status} {i}", p.versus.ratio, p.versus.interval, _kind(p)) for i, p in numbered(kernel) if p.versus]
     title = f"{kernel.kernel}: differences from the schedule in place, in percent"
     return shared.forest(title, rows, "% against the schedule in place, with 95% interval", 100 * (FAR - 1)) if rows else None
 
 
 def numbered(kernel: KernelReport) -> list[tuple[int, PlaceReport]]:
-    """The candidates that are drawn, with their place in the table: those that were confirmed, then the next ones."""
+    """(place in the table, candidate) of those that are drawn: the confirmed ones, then the next."""
     listed = list(enumerate(kernel.places, 1))
     drawn = {i for i, p in sorted(listed, key=lambda item: not item[1].confirmed)[:MOST_ROWS] if p.times}
     return [(i, p) for i, p in listed if i in drawn]
@@ -60,7 +60,7 @@ def _row_label(index: int, place: PlaceReport, y: float) -> Label:
 
 
 def knobs(kernel: KernelReport) -> Drawing | None:
-    """Each knob's values: a line from the best candidate's ratio to the median one's."""
+    """Each knob's values: a line from the best candidate's ratio to the median. None if no knob varies."""
     effects = kernel.knobs[:KNOBS]
     if not effects:
         return None
@@ -82,8 +82,8 @@ def knobs(kernel: KernelReport) -> Drawing | None:
 
 
 def rounds(kernel: KernelReport) -> Drawing | None:
-    """The samples of the confirmations, round by round, with the SM's clock; a mark on top where a round was throttled, and its
-    samples as far up as the others reach."""
+    """The confirmations' samples by round, with the SM clock. A throttled round has a mark at the top, and its samples are
+    clipped to the range of the others. None without confirmations."""
     if not kernel.traces:
         return None
     count = sum(len(t.incumbent_us) for t in kernel.traces)

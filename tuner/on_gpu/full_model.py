@@ -1,6 +1,6 @@
-"""The last part of the gate, over all kernels of a run: the fastest candidates together in the full model, one after another
-where together they fail, incumbents where one fails, and, where the recipe isn't founded yet, whether another class makes the
-whole model faster."""
+"""The last part of the gate, over all kernels of a run, in the full model. It tries the fastest candidates together. If they
+fail, it tries them one after another and keeps the incumbent of each that fails. Before a kernel's first promotion it also tries
+whether another class makes the whole model faster."""
 
 import hashlib
 import json
@@ -18,29 +18,28 @@ from .samples.ranking import Ranking
 from .samples.recording import Contest
 from .samples.timing import paired
 
-REPEATS = 7  # of old and new in the full model
-LEAST_PAIRS = 5  # that throttling must leave of them: the interval of fewer says little
+REPEATS = 7  # pairs of old and new times in the full model
+LEAST_PAIRS = 5  # minimum without throttling: an interval of fewer says little
 SHARED_SHAPE = "a model with this shape runs the schedule in place, and was not asked: tune it with that model"
-Tokens = Mapping[str, Sequence[Sequence[int]]]  # by mode: a list for each prompt
+Tokens = Mapping[str, Sequence[Sequence[int]]]  # by mode: token ids of each prompt
 Times = Mapping[str, Sequence[tuple[float, float]]]  # by mode: (old, new) us per token
 
 
 class DecoderProbe(Protocol):
-    """The full model, for the part of the gate that needs it. Schedules: those of kernels that aren't the decoder's own."""
+    """The full model under given schedules, by kernel; other kernels run under the decoder's own."""
 
     def tokens(self, schedules: Mapping[str, Schedule]) -> Tokens:
-        """Tokens by mode (ar, sd, ssd) of each prompt of the prompt set. Raises UserError if the decoder can't run."""
+        """Tokens of each prompt of the prompt set, by mode (ar, sd, ssd). Raises UserError if the decoder can't run."""
 
     def time_step(self, old: Mapping[str, Schedule], new: Mapping[str, Schedule], repeats: int) -> Times:
-        """Times of a token by mode, measured in turns; fewer than `repeats` where throttling spoilt some."""
+        """(old, new) us per token by mode, measured in turns: `repeats` pairs without the throttled ones."""
 
 
 def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[str, Schedule], *, other_class: bool = False,
                 repeats: int = REPEATS) -> Agreement:
-    """Tokens first, then time; the first thing that is wrong ends it.
+    """Compares tokens, then times, up to the first failure.
 
-    other_class: the bits of old and new differ, as where a recipe is founded, so their tokens may: AR, SD and SSD must still
-    agree with each other.
+    other_class: old and new may have other bits, and so other tokens: only AR, SD and SSD must agree with each other.
     """
     after = probe.tokens(new)
     modes, prompts = list(after), len(after["ar"])
@@ -67,7 +66,7 @@ def ask_decoder(probe: DecoderProbe, old: Mapping[str, Schedule], new: Mapping[s
 
 
 def first_difference(tokens: Sequence[int], right: Sequence[int]) -> tuple[int, int | None, int | None] | None:
-    """(index, token, right token) of the first that differs; None stands for one that isn't there."""
+    """(index, token, right token) of the first difference; a token past the end is None. None if there is no difference."""
     for i in range(max(len(tokens), len(right))):
         a, b = (s[i] if i < len(s) else None for s in (tokens, right))
         if a != b:
@@ -77,7 +76,7 @@ def first_difference(tokens: Sequence[int], right: Sequence[int]) -> tuple[int, 
 
 def choose(contests: Mapping[str, Contest], rankings: Mapping[str, Ranking], recipe: Recipe, probe: DecoderProbe | None,
            out_of_time: Callable[[], bool]) -> GateResult:
-    """Which of a run's fastest candidates may be promoted. probe None: kernels that no token depends on, such as a drafter's."""
+    """The candidates of a run that may be promoted. probe: None for a drafter's kernels, which change no token."""
     fastest = {k: r.winner for k, r in rankings.items() if r.winner is not None}
     if probe is None:
         return _without_decoder(contests, fastest, rankings)
@@ -93,7 +92,7 @@ def choose(contests: Mapping[str, Contest], rankings: Mapping[str, Ranking], rec
 
 
 class _Decoder:
-    """Asks the full model about named candidates in place of the incumbents."""
+    """Tries named candidates in the full model in place of the incumbents."""
 
     def __init__(self, contests: Mapping[str, Contest], probe: DecoderProbe) -> None:
         self.contests, self.probe = contests, probe
@@ -103,7 +102,7 @@ class _Decoder:
         return {k: self.contests[k].entrants[n].schedule for k, n in names.items() if n in self.contests[k].entrants}
 
     def ask(self, names: Mapping[str, str], other_class: bool = False, old: Mapping[str, str] | None = None) -> Agreement:
-        """The answer to `names` in place of `old`, or of the incumbents. A decoder that fails is a failure in it."""
+        """The agreement of `names` with `old`, or with the incumbents. A decoder that can't run is a failure in it."""
         before = self.incumbents | self._schedules(old or {})
         try:
             return ask_decoder(self.probe, before, before | self._schedules(names), other_class=other_class)
@@ -111,7 +110,7 @@ class _Decoder:
             return Agreement(failure=e.found)
 
     def difference(self, kernel: str, name: str) -> str:
-        """The first token that another class would change."""
+        """The first token that a candidate of another class would change, in words."""
         new = self.incumbents | self._schedules({kernel: name})
         try:
             before, after = self.probe.tokens(self.incumbents)["ar"], self.probe.tokens(new)["ar"]
@@ -124,8 +123,8 @@ class _Decoder:
 
 
 def _without_decoder(contests: Mapping[str, Contest], fastest: Mapping[str, str], rankings: Mapping[str, Ranking]) -> GateResult:
-    """A drafter's kernels. A row that a model's decoder was checked with is that model's too, as look-up goes by shape: faster
-    alone may be slower there."""
+    """The result for a drafter's kernels. Look-up goes by shape: an incumbent whose row has a decoder's evidence also serves that
+    decoder's model, where a schedule that is faster alone may be slower. So it stays."""
     result = GateResult(dict(fastest))
     for kernel, name in fastest.items():
         base = rankings[kernel].base
@@ -135,7 +134,7 @@ def _without_decoder(contests: Mapping[str, Contest], fastest: Mapping[str, str]
 
 
 def _one_by_one(decoder: _Decoder, fastest: Mapping[str, str], rankings: Mapping[str, Ranking]) -> GateResult:
-    """Each change on top of those that passed before it, the largest gain first; where one fails, the kernel's incumbent."""
+    """Tries each change on top of those that passed, largest gain first. A kernel whose change fails keeps its incumbent."""
     result = GateResult({k: rankings[k].base or n for k, n in fastest.items()})
     changes = {k: n for k, n in fastest.items() if n != result.accepted[k]}
     for kernel in sorted(changes, key=lambda k: _ratio(rankings[k], changes[k])):
@@ -163,7 +162,7 @@ def _ratio(ranking: Ranking, name: str) -> float:
 
 
 def _other_classes(decoder: _Decoder, result: GateResult, contest: Contest, ranking: Ranking, recipe: Recipe) -> None:
-    """A faster candidate of another class: taken where it may found the recipe and the full model is faster, else reported."""
+    """Accepts a faster candidate of another class if it may found the class and the full model is faster; else reports it."""
     kernel = contest.kernel
     faster = [p for p in ranking.places
               if p.confirmed and p.status in ("another class", "another recipe") and p.says == "faster"]

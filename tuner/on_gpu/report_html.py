@@ -1,4 +1,5 @@
-"""report.html of an --on-gpu run: one file that works from disk, decisions first, everything drawn. Plain HTML, no script."""
+"""report.html of an --on-gpu run: one file that works from disk, without scripts. Decisions first, then each kernel's
+drawings."""
 
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ KINDS = {"gain": "good", "refused": "bad", "throttled": "bad"}
 
 @dataclass(frozen=True)
 class Row:
-    """A decision as the page's first table shows it."""
+    """A decision in the page's first table."""
 
     kernel: str
     now: str
@@ -30,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A place as a kernel's table shows it."""
+    """A candidate in a kernel's table."""
 
     number: int
     place: PlaceReport
@@ -50,7 +51,7 @@ class Section:
 
 
 def render_gpu_report(report: Report) -> str:
-    """The page, as the text of one HTML file; the same report gives the same bytes."""
+    """The HTML page. Equal reports give equal bytes."""
     return render_page("on_gpu.html", None, ["drawing.css", "on_gpu.css"], [], report=report, rows=_rows(report),
                        headline=headline(report), sections=[_section(k) for k in report.kernels], lines=closing_lines(report))
 

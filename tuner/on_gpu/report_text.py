@@ -1,4 +1,4 @@
-"""The report of an --on-gpu run on a terminal: one row per kernel first, then each kernel's candidates."""
+"""The report of an --on-gpu run in a terminal: one row per kernel, then each kernel's candidates."""
 
 from collections.abc import Sequence
 
@@ -12,30 +12,30 @@ from ..offline.report import describe_schedule
 from .report import PlaceReport, Report, closing_lines, describe_change, describe_times, headline
 from .samples.decisions import GAIN, REFUSED, THROTTLED, Decision
 
-SHOWN = 3  # places of each kernel
-WIDE = 120  # columns that a table of decisions needs
+SHOWN = 3  # places per kernel
+WIDE = 120  # terminal columns that the table of decisions needs
 STYLES = {GAIN: "green", REFUSED: "red", THROTTLED: "red"}
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Decisions, then a few candidates of each kernel, one a line. Texts come from outside: nothing is taken for markup."""
+    """Prints the decisions, then a few candidates of each kernel, one per line. Text is never interpreted as markup."""
     if console.width >= WIDE:
         console.print(_decisions(report))
     else:
         for decision in report.decisions:
             for text in _row(decision):
                 console.print(text, soft_wrap=True)
-    _say(console, headline(report))
+    _print_line(console, headline(report))
     for line in closing_lines(report):
-        _say(console, line)
+        _print_line(console, line)
     for kernel in report.kernels:
         matters = f"; {kernel.knobs[0].knob} matters most" if kernel.knobs else ""
-        _say(console, f"\n{kernel.kernel}: {len(kernel.places)} candidates, {kernel.throttling}{matters}")
+        _print_line(console, f"\n{kernel.kernel}: {len(kernel.places)} candidates, {kernel.throttling}{matters}")
         for place in shown(kernel.places):
-            _say(console, _candidate(place))
+            _print_line(console, _candidate(place))
 
 
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -45,7 +45,7 @@ def describe(schedule: Schedule | None) -> str:
 
 
 def _changes(now: Schedule | None, proposed: Schedule | None) -> str:
-    """The knobs that differ, as `BLOCK_N 128 to 64`; an empty string where nothing is proposed."""
+    """The knobs that differ, as `BLOCK_N 128 to 64`; an empty string without a proposal."""
     if now is None or proposed is None:
         return ""
     before, after = schedule_to_dict(now), schedule_to_dict(proposed)
@@ -65,7 +65,7 @@ def _decisions(report: Report) -> Table:
 
 
 def _row(d: Decision) -> list[Text]:
-    """A decision where the terminal is too narrow for a table: in at most three lines."""
+    """A decision in at most three lines, for a terminal that is too narrow for the table."""
     lines = [Text(f"{d.kernel}: ").append(_with(d.outcome, d.why), style=STYLES.get(d.outcome, ""))]
     parts = [describe_change(d.alone) + " alone" if d.alone else "", d.describe_full_model()]
     lines += [Text(f"  now {_with(describe(d.now), describe_times(d.times_now))}")] if d.now else []
@@ -85,7 +85,7 @@ def _candidate(place: PlaceReport) -> str:
 
 
 def shown(places: Sequence[PlaceReport]) -> list[PlaceReport]:
-    """The first few, the incumbent, and the best of each status that isn't among them."""
+    """The first SHOWN places, the incumbent, and the best of each other status."""
     chosen = list(places[:SHOWN])
     statuses = {p.status for p in chosen}
     for place in places[SHOWN:]:

@@ -1,4 +1,4 @@
-"""From a run's decisions to rows of `schedules/`, each with its times and evidence."""
+"""From a run's decisions to rows of `schedules/`, with times and evidence."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +14,10 @@ from .samples.timing import clocks, distribution, paired, ratios
 
 
 def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], gate: GateResult, date: str) -> PromotedFile:
-    """The rows that a run may promote: gains, and at a first promotion the incumbents that stay, whether nothing was faster or
-    the full model rejected the faster one.
+    """The rows that a run may promote: gains, and incumbents that stay and have no row yet.
 
-    A name that the gate accepted and that no longer wins (a replay under another rule) is left out: its evidence isn't there.
+    A candidate that the gate accepted but that no longer wins (in a replay under another rule) has no evidence: no row. date: of
+    the promotion, YYYY-MM-DD.
     """
     rows = []
     for kernel, name in gate.accepted.items():
@@ -53,7 +53,7 @@ def _timing(recording: Recording, contest: Contest, name: str, mine: str) -> Pro
 
 
 def merged(folder: Path, new: PromotedFile) -> tuple[PromotedFile | None, PromotedFile]:
-    """(the file that is there, the file that would be there): for a dry run. Raises ScheduleError."""
+    """(the present file or None, the file after the promotion). Writes nothing. Raises ScheduleError."""
     path = folder / new.name
     old = store.read(path) if path.exists() else None
     return old, store.with_rows(old, new)

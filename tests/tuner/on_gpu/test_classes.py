@@ -141,13 +141,13 @@ def test_a_promoted_class_that_is_not_met_fails(promoted: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["verify", "--kernel", "down"], "--kernel means nothing without --classes"),
-    (["verify", "--replay", "x"], "--replay means nothing without --classes"),
-    (["verify", "--classes", "--kind", "quality"], "--kind means nothing with --classes"),
-    (["verify", "--classes", "--context", "9"], "--context means nothing with --classes"),
-    (["verify", "--classes", "--promote"], "--promote means nothing with --classes"),
-    (["verify", "--classes", "--replay", "x", "--bundle", "y"], "--bundle means nothing with --replay"),
-    (["verify", "--classes", "--replay", "x", "--recipe", "bf16"], "--recipe means nothing with --replay"),
+    (["verify", "--kernel", "down"], "--kernel has no effect without --classes"),
+    (["verify", "--replay", "x"], "--replay has no effect without --classes"),
+    (["verify", "--classes", "--kind", "quality"], "--kind has no effect with --classes"),
+    (["verify", "--classes", "--context", "9"], "--context has no effect with --classes"),
+    (["verify", "--classes", "--promote"], "--promote has no effect with --classes"),
+    (["verify", "--classes", "--replay", "x", "--bundle", "y"], "--bundle has no effect with --replay"),
+    (["verify", "--classes", "--replay", "x", "--recipe", "bf16"], "--recipe has no effect with --replay"),
 ])
 def test_wrong_usage_is_named(arguments: list[str], said: str) -> None:
     done = CliRunner().invoke(cli, arguments)

@@ -372,7 +372,7 @@ def test_the_report_says_which_knobs_change_bits(run: Callable[..., Outcome]) ->
 
 def test_where_all_of_the_first_die_it_is_not_the_candidates(run: Callable[..., Outcome], tmp_path: Path) -> None:
     """A broken driver would cost every candidate, and the whole budget."""
-    with pytest.raises(GpuError, match="the first 4 candidates all died, the last one so: no driver"):
+    with pytest.raises(GpuError, match="the first 4 candidates all died, the last with: no driver"):
         run(FakeMeasurer(time_us, does=lambda s: Failure("crash", "no driver")))
 
 

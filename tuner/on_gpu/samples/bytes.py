@@ -1,13 +1,13 @@
-"""Bytes that a launch reads, and the sizes with which launches are timed."""
+"""Bytes that a launch reads, and the sizes of timed launches."""
 
 from ....shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape
 
-OCCUPANCIES = (128, 2048)  # tokens in the cache when attention and merge are timed, in turns
-TIMED_ROWS = 5  # of a timed launch: a verification of 4 drafted tokens
+OCCUPANCIES = (128, 2048)  # tokens in the cache of timed launches of attention and merge, in turns
+TIMED_ROWS = 5  # of a timed launch: a verification of 4 draft tokens
 
 
 def read_bytes(shape: KernelShape, chunk: int, occupancies: tuple[int, ...] = OCCUPANCIES) -> float:
-    """Bytes that one launch must read, as it is timed: weights, cache, partials. chunk: keys of one partial, for merges."""
+    """Bytes of weights, cache or partials that a timed launch must read. chunk: keys per partial, for merges."""
     if isinstance(shape, LinearShape | HeadShape):
         return float(shape.N * shape.K * (1 if shape.dtype == "e4m3" else 2))
     if isinstance(shape, AttentionShape):

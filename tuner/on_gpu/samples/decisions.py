@@ -1,4 +1,4 @@
-"""One decision per kernel: the schedule in place, the one proposed, its time alone and in the full model, and the outcome."""
+"""One decision per kernel: the schedule in place, the proposed one, its time alone and in the full model, and the outcome."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from .recording import Contest, Recording
 
 GAIN, UNCHANGED, REFUSED = "gain", "unchanged", "refused"
 THROTTLED, UNDECIDED, NOT_ASKED, SKIPPED = "throttled", "undecided", "not asked", "skipped"
-OUTCOMES = (GAIN, REFUSED, THROTTLED, UNDECIDED, NOT_ASKED, SKIPPED, UNCHANGED)  # in the order in which they are shown
+OUTCOMES = (GAIN, REFUSED, THROTTLED, UNDECIDED, NOT_ASKED, SKIPPED, UNCHANGED)  # in display order
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision on one kernel. outcome: one of OUTCOMES; now: the schedule in place; proposed: another that is faster alone,
-    None if there is none; times_now and times: of the two; alone: proposed over now; full_model: intervals by mode, new over
-    old, of this change or of all accepted changes together (`together`)."""
+    """The decision on one kernel. outcome: one of OUTCOMES. now: the schedule in place. proposed: another schedule that is faster
+    alone, or None. times_now, times: of the two. alone: time of proposed over now. full_model: intervals of time by mode, new
+    over old, of this change or, if `together`, of all accepted changes."""
 
     kernel: str
     outcome: str
@@ -42,7 +42,7 @@ class Decision:
 
 def decide(recording: Recording, rankings: Mapping[str, Ranking], promotable: frozenset[str],
            skipped: Mapping[str, str]) -> tuple[Decision, ...]:
-    """The decisions of a run, in the order of OUTCOMES. promotable: kernels for which a row may be written."""
+    """The decisions of a run, in display order. promotable: kernels with a row that may be written."""
     made = [_decision(recording.contests[kernel], ranking, recording.gate, kernel in promotable)
             for kernel, ranking in rankings.items()]
     made += [Decision(kernel, SKIPPED, why) for kernel, why in skipped.items()]
@@ -70,9 +70,9 @@ def _outcome(contest: Contest, ranking: Ranking, gate: GateResult | None, promot
     if contest.throttled or (gate and gate.throttled(kernel)):
         return THROTTLED, f"{TOO_FEW if contest.finished else 'throttling left too few rounds'}: the next run times it again"
     if not contest.finished:
-        return UNDECIDED, "out of time: the next run goes on"
+        return UNDECIDED, "out of time: the next run continues"
     if ranking.winner is None:
-        return UNDECIDED, "no candidate is right"
+        return UNDECIDED, "no candidate is correct"
     if gate is None:
         return NOT_ASKED, "the full model was not asked"
     if kernel in gate.rejected:
@@ -88,7 +88,7 @@ def _outcome(contest: Contest, ranking: Ranking, gate: GateResult | None, promot
     if not promotable:
         return NOT_ASKED, "the full model was asked about another schedule"
     if not gate.agreement.prompts:
-        return GAIN, "faster alone; no token depends on it"
+        return GAIN, "faster alone; a drafter's kernel changes no token"
     return GAIN, "faster alone; same tokens, " + ("full model not slower" if gate.measured.get(kernel, gate.agreement.full_model)
                                                   else "and no timed step runs it")
 

@@ -1,9 +1,9 @@
-"""Results of the gate for candidates, cheapest check first, as values: no GPU, no decoder.
+"""Results of the gate, as values. Its checks, cheapest first:
 
     reference, rows, determinism, numerics class   by `worker.checks`, for every candidate, before it is timed
-    class rule                                     a schedule of another class never enters by speed
-    decoder agreement                              AR, SD and SSD tokens: the incumbents', and each other's
-    full model                                     old and new alternating; the interval must exclude a slowdown
+    class rule                                     speed never promotes a schedule of another class
+    decoder agreement                              tokens of AR, SD and SSD equal the incumbents' and each other's
+    full model                                     old and new alternate; the interval must exclude a slowdown
 """
 
 import re
@@ -33,7 +33,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Checked:
-    """Results of one candidate's checks. error: relative RMS against fp64; numerics_class: where all passed."""
+    """Results of one candidate's checks. error: relative RMS against fp64. numerics_class: None unless all passed."""
 
     checks: Mapping[str, Checks] = field(default_factory=dict)
     error: float | None = None
@@ -43,8 +43,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The full model's answer with new schedules in place of the old. full_model: by mode, time new over old; failure: None
-    where they may be promoted."""
+    """The full model's result with new schedules in place of the old. full_model: time new over old, by mode. failure: the reason
+    why they may not be promoted, or None."""
 
     checks: Mapping[str, Checks] = field(default_factory=dict)
     prompts: int = 0
@@ -54,40 +54,37 @@ class Agreement:
     failure: str | None = None
 
 
-NOT_ASKED = Agreement()
-
-
 @dataclass
 class GateResult:
-    """The candidates that may be promoted. accepted: by kernel, the fastest candidate, or the incumbent where that is rejected;
-    agreement: of all of them together; rejected and would_differ: why, by kernel; measured: by kernel, times of the full model
-    with this change alone, where it was asked alone."""
+    """The candidates that may be promoted. accepted: by kernel, the fastest candidate, or the incumbent if that is rejected.
+    agreement: of all accepted together. rejected, would_differ: reason by kernel. measured: by kernel, times of the full model
+    with this change alone, if that was measured."""
 
     accepted: dict[str, str] = field(default_factory=dict)
-    agreement: Agreement = NOT_ASKED
+    agreement: Agreement = field(default_factory=Agreement)
     rejected: dict[str, str] = field(default_factory=dict)
     would_differ: dict[str, str] = field(default_factory=dict)
     measured: dict[str, dict[str, Paired]] = field(default_factory=dict)
 
     def throttled(self, kernel: str) -> bool:
-        """Whether throttling is why a change was not judged."""
+        """Whether throttling kept a change from being judged."""
         return TOO_FEW in self.rejected.get(kernel, "")
 
     def slowdown(self, kernel: str) -> tuple[str, tuple[float, float]] | None:
-        """(mode, interval) of the full model's time for which a change was rejected; None if it was for another reason."""
+        """(mode, interval of the full model's time, new over old) if a change was rejected for its time, else None."""
         found = TIMED.fullmatch(self.rejected.get(kernel, ""))
         return (found[2], (float(found[3]), float(found[4]))) if found else None
 
 
 def describe_slowdown(mode: str, interval: tuple[float, float]) -> str:
-    """Why a change is rejected whose interval of time, new over old, isn't below 1."""
+    """The reason to reject a change with this interval of time, new over old, which isn't below 1."""
     found = PROVES if interval[0] > 1 else NOT_EXCLUDED
     return f"{mode}: the interval of the full model's time, new over old, {found}: {interval[0]} to {interval[1]}"
 
 
 def other_recipe(recipe: Recipe, schedule: Schedule) -> str | None:
-    """Why a schedule belongs to another recipe: it orders sums otherwise than this one fixes. None if it doesn't. How K is
-    split is no part of the recipe: it shows in the class."""
+    """The reason why a schedule belongs to another recipe, or None: its row tile or chunk, which fix orders of sums, differ.
+    split_k isn't part of the recipe: the class depends on it."""
     fixed = {"row_tile": recipe.row_tile, "chunk": recipe.kv_chunk}
     for knob, value in fixed.items():
         found = getattr(schedule, knob, value)
@@ -98,7 +95,7 @@ def other_recipe(recipe: Recipe, schedule: Schedule) -> str | None:
 
 @dataclass(frozen=True)
 class StoredChecked:
-    """A candidate's checks as their file has them. checks: (run, passed) by kind; failure: (stage, detail)."""
+    """A candidate's checks as in the file. checks: (run, passed) by kind. failure: (stage, detail)."""
 
     checks: Mapping[str, tuple[Count, Count]]
     error: float | None
@@ -107,21 +104,22 @@ class StoredChecked:
 
 
 def stored_checked(checked: Checked) -> StoredChecked:
-    """As it is written: an error that isn't finite is left out."""
+    """For the file, without an error that isn't finite."""
     error = checked.error if checked.error is not None and np.isfinite(checked.error) else None
     return StoredChecked({kind: (c.run, c.passed) for kind, c in checked.checks.items()}, error, checked.numerics_class,
                          None if checked.failure is None else (checked.failure.stage, checked.failure.detail))
 
 
 def checked_of(stored: StoredChecked, where: str) -> Checked:
-    """Raises RecordingError."""
+    """From the file. Raises RecordingError if more passed than ran."""
     checks = {kind: Checks(*counts) for kind, counts in stored.checks.items()}
     _require_passed(checks, where)
     return Checked(checks, stored.error, stored.numerics_class, Failure(*stored.failure) if stored.failure else None)
 
 
 def gate_of(fields: Fields) -> GateResult:
-    """Old recordings said `doesn't exclude a slowdown` of proven ones too: corrected here. Raises the fields' error."""
+    """From the file. Old recordings said `doesn't exclude a slowdown` of proven ones too: corrected here. Raises the fields'
+    error."""
     found = fields.read(GateResult)
     _require_passed(found.agreement.checks, fields.where)
     for kernel, why in found.rejected.items():
@@ -133,4 +131,4 @@ def gate_of(fields: Fields) -> GateResult:
 def _require_passed(checks: Mapping[str, Checks], where: str) -> None:
     for kind, c in checks.items():
         if not 0 <= c.passed <= c.run < 2**53:
-            raise RecordingError(f"{where}: {kind[:40]}: {c.passed} passed of {c.run}", expected="as many as ran at most")
+            raise RecordingError(f"{where}: {kind[:40]}: {c.passed} passed of {c.run}", expected="at most as many as ran")

@@ -11,7 +11,7 @@ NOT_RECORDED = "not recorded"
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU as its driver names it. clocks: the policy that its clocks follow; uuid: which GPU of this name."""
+    """A GPU as its driver names it. clocks: its clocks policy. uuid: tells GPUs of one name apart."""
 
     gpu: str
     driver: str
@@ -21,15 +21,15 @@ class Machine:
 
     @property
     def digest(self) -> str:
-        """8 hexadecimal digits: samples of two machines are told apart by it."""
+        """8 hexadecimal digits that identify this GPU with its driver and clocks policy."""
         return hashlib.sha256(repr((self.gpu, self.driver, self.clocks, self.uuid)).encode()).hexdigest()[:8]
 
     @property
     def kind(self) -> str:
-        """8 hexadecimal digits, the same for two GPUs of one name, driver and clocks policy."""
+        """8 hexadecimal digits, equal for GPUs of one name, driver and clocks policy."""
         return hashlib.sha256(repr((self.gpu, self.driver, self.clocks)).encode()).hexdigest()[:8]
 
 
 def sku_of(machine: Machine) -> Target:
-    """The SKU of a machine's GPU. Raises ShapeError for an unlisted one: no GPU gets a silent default."""
+    """The SKU of a machine's GPU. Raises ShapeError for an unlisted GPU."""
     return shapes_target.sku_of(machine.gpu)

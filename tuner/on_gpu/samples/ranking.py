@@ -1,13 +1,11 @@
-"""From samples to the fastest candidate: a pure function, the same on a live run and on a replay.
+"""From samples to the fastest candidate: a pure function, the same in a live run and in a replay.
 
-A candidate is claimed to be faster or slower where each of the worker processes that confirm it finds it so beyond noise, and
-the difference is larger than the resolution that the run's own confirmations show, and than the processes explain. Everything
-else is a tie.
+A candidate counts as faster or slower if each confirming worker process finds it so beyond noise, and if the difference exceeds
+both the resolution of the run's confirmations and the effect of the processes. Everything else is a tie.
 
-Within one process no interval sees where its buffers and code lie; the same artefact was 5% slower in the next process. How much
-that is worth shows in how far each candidate's ratio differs between the processes. A mean over them is off by the standard error
-of these differences, pooled over the contest, and a claim must exceed SURE_ERRORS of them.
-"""
+The placement of buffers and code shifts all times of a process: the same artefact was 5% slower in the next process. The effect's
+size shows in the differences of each candidate's ratio between the processes. The standard error of a mean over processes is
+pooled over the contest; a claim must exceed SURE_ERRORS times that error."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,18 +20,18 @@ from .gate import other_recipe
 from .recording import Contest, Recording
 from .timing import CONFIRM, Batch, distribution, paired, ratios, verdict
 
-FASTEST = "fastest"  # a status; whether it is promoted is the full model's to say
+FASTEST = "fastest"  # a status; the full model decides on the promotion
 STATUSES = (FASTEST, "incumbent", "faster", "tie", "slower", "another class", "another recipe", "failed", "not timed")
-# Standard errors, by the number of candidates that they are pooled over. Of equals, at most 5% of contests have a winner then,
-# however large the effect of a process is (simulated: scripts/throttled_wins.py).
+# Multiples of the standard error, by the number of candidates that it is pooled over. Among equals, at most 5% of contests then
+# have a winner, for any effect of the processes (simulated: scripts/throttled_wins.py).
 SURE_ERRORS = {1: 6.4, 2: 4.2}
-SAME_BITS_NEEDED = "its bits differ: promotable as a new recipe alone"
+SAME_BITS_NEEDED = "its bits differ: it could be promoted in a new recipe only"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The conditions of a claim. processes: that must agree; resolution: a smaller difference is a tie, as a share of the time;
-    None: the run resolves nothing; between: a smaller difference may be the processes', as a share of the time."""
+    """The conditions of a claim. processes: number that must agree. resolution, between: differences up to these shares of the
+    time are ties, for the run's resolution (None: it resolves nothing) and for the effect of the processes."""
 
     processes: int
     resolution: float | None
@@ -42,7 +40,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Claim:
-    """The verdict on a candidate against the incumbent. says: faster, slower, tie or not timed; why: of a tie or nothing."""
+    """The verdict on a candidate against the incumbent. says: faster, slower, tie or not timed. why: the reason of the latter
+    two."""
 
     says: str
     why: str = ""
@@ -51,7 +50,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Place:
-    """One candidate's place. versus: its time over the incumbent's; confirmed: by fresh samples."""
+    """One candidate's place. versus: its time over the incumbent's. confirmed: with fresh samples."""
 
     name: str
     schedule: Schedule
@@ -66,10 +65,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranking:
-    """One kernel's candidates, the fastest first, then by their ratio to the incumbent.
+    """One kernel's candidates: the winner, then by ratio to the incumbent.
 
-    winner: a name, the incumbent's where nothing is faster; None if no candidate is right or confirmed. tied: faster ones that
-    can't be told from the winner."""
+    winner: a name, the incumbent's if nothing is faster; None if no candidate is correct or confirmed. tied: faster candidates
+    that can't be distinguished from the winner."""
 
     kernel: str
     places: tuple[Place, ...]
@@ -84,14 +83,14 @@ class Ranking:
 
 
 def rank_all(recording: Recording, recipe: Recipe) -> dict[str, Ranking]:
-    """Every contest of a run, under the rule that the recording was made for."""
+    """The ranking of every contest of a run, under the rule of the recording's version."""
     confirmed = [b for c in recording.contests.values() for listed in c.confirmations().values() for b in listed]
     rule = Rule(recording.processes, resolution_of(confirmed) if recording.processes > 1 else 0.0)
     return {kernel: rank(contest, recipe, rule) for kernel, contest in recording.contests.items()}
 
 
 def rank(contest: Contest, recipe: Recipe, rule: Rule) -> Ranking:
-    """Fresh samples decide: only candidates that were confirmed can win, and those are compared by nothing else."""
+    """The ranking of one contest. Only confirmed candidates can win, and only their fresh samples count."""
     base, home = contest.base(), contest.home()
     if base is None:
         return Ranking(contest.kernel, tuple(_out(contest, n) for n in contest.entrants), None, None, home, rule)
@@ -111,9 +110,7 @@ def rank(contest: Contest, recipe: Recipe, rule: Rule) -> Ranking:
 
 
 def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: Rule, comparisons: int) -> Claim:
-    """The verdict that the confirmations of several processes allow.
-
-    comparisons: how many are made at once."""
+    """The verdict of several processes' confirmations. comparisons: number that share the error."""
     each = [p for listed in confirmed.values() if (p := paired(ratios(listed, name, base), comparisons))]
     versus = paired(ratios([b for listed in confirmed.values() for b in listed], name, base), comparisons)
     if versus is None:
@@ -127,14 +124,14 @@ def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: 
         resolved = "nothing" if rule.resolution is None else f"{100 * rule.resolution:.2f}%"
         return Claim("tie", f"below the resolution of this run: {resolved}", versus)
     if abs(versus.ratio - 1) <= rule.between:
-        return Claim("tie", f"the processes differ too much: {100 * rule.between:.1f}% may be theirs", versus)
+        return Claim("tie", f"the processes differ too much: their effect may be {100 * rule.between:.1f}%", versus)
     if len(each) < rule.processes:
         return Claim("tie", f"confirmed in {len(each)} of {rule.processes} processes", versus)
     return Claim(verdicts.pop(), "", versus)
 
 
 def between_processes(confirmed: Mapping[str, Sequence[Batch]], names: Iterable[str], base: str) -> float:
-    """The largest difference from the incumbent that the processes may explain, as a share; 0 if one process confirmed."""
+    """The largest difference from the incumbent, as a share, that the processes' effect may cause; 0 if one process confirmed."""
     each = [[float(np.median(r)) for listed in confirmed.values() if len(r := ratios(listed, name, base))] for name in names]
     spread = [(np.var(found, ddof=1), len(found)) for found in each if len(found) > 1]
     if not spread:
@@ -144,14 +141,15 @@ def between_processes(confirmed: Mapping[str, Sequence[Batch]], names: Iterable[
 
 
 def timed_batches(contest: Contest, name: str) -> tuple[list[Batch], bool]:
-    """The batches that a candidate's time is taken from, and whether they confirm it."""
+    """(the batches of a candidate's time, whether they are confirmations)."""
     usable = [b for b in contest.batches if name in b.samples_us and b.enough]
     fresh = [b for b in usable if b.phase == CONFIRM]
     return fresh or usable, bool(fresh)
 
 
 def _choose(contest: Contest, confirmed: Sequence[Batch], faster: Sequence[str], rule: Rule) -> tuple[str, tuple[str, ...]]:
-    """The fastest; of those that can't be told from it, the one that needs the least of the GPU, so that two runs agree."""
+    """(winner, tied). Of the fastest and its equals, the winner is the one with the least shared memory and registers: two runs
+    then choose the same."""
     first = faster[0]
 
     def as_fast(name: str) -> bool:
@@ -202,7 +200,7 @@ def _place(contest: Contest, recipe: Recipe, name: str, base: str, winner: str |
 
 
 def _status(contest: Contest, name: str, base: str, winner: str | None, found: Claim, fresh: bool) -> tuple[str, str]:
-    """(status, why) of a candidate of the home class that was timed."""
+    """(status, why) of a timed candidate of the home class."""
     if name == base:
         if winner is None:
             return "incumbent", "nothing is confirmed: " + ("throttled" if contest.throttled else "out of time")
@@ -210,7 +208,8 @@ def _status(contest: Contest, name: str, base: str, winner: str | None, found: C
     if name == winner:
         return FASTEST, ""
     if found.says == "faster" and not fresh:
-        return "faster", "not among the last in the race"
-    why = {"faster": "the fastest is faster, or as fast and needs less", "tie": "no faster than the incumbent beyond noise",
+        return "faster", "not among the finalists"
+    why = {"faster": "the fastest is faster, or as fast with less shared memory or registers",
+           "tie": "no faster than the incumbent beyond noise",
            "slower": "slower than the incumbent", "not timed": "not timed"}[found.says]
     return found.says, found.why or why

@@ -1,5 +1,5 @@
-"""A recorded run: every sample, clock and throttle flag, every check, in one JSON value. It is written as a run goes on: a run
-that is stopped goes on from it, and it is ranked again without a GPU."""
+"""A recorded run: all samples, clocks, throttle flags and checks, in one JSON value. It is saved during the run: a stopped run
+continues from it, and a replay ranks it without a GPU."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ from ...offline.record import write_json
 from .gate import Checked, Failure, GateResult, StoredChecked, checked_of, gate_of, other_recipe, stored_checked
 from .machine import Machine, sku_of
 from .timing import CONFIRM, Batch, StoredBatch, batch_of, stored_batch
-from .usage import NO_CALLS, Calls
+from .usage import Calls
 
 SCHEMA = "tune-kernels/recording/2"
-FIRST_SCHEMA = "tune-kernels/recording/1"  # a confirmation was of one process, and no resolution was asked for
-PROCESSES = 2  # that confirm: the same artefact differs by up to 5% from one process to another (seen on an H200)
+FIRST_SCHEMA = "tune-kernels/recording/1"  # one confirming process, no resolution
+PROCESSES = 2  # that confirm: one artefact's time differs by up to 5% between processes (seen on an H200)
 NO_CLASS = "no class"
-ALL_DIED = 4  # deaths of the first candidates of a kernel, without one that lives: it is not the candidates
+ALL_DIED = 4  # if so many first candidates of a kernel die, and none survives, the cause isn't the candidates
 Origin = Literal["promoted", "recipe default"]  # of the schedule in place
 WEIGHTS = (RANDOM_WEIGHTS, PATH_WEIGHTS)
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A candidate. name: its id in the offline report; artefact: as the inspection read it."""
+    """A candidate. name: its id in the offline report. artefact: its facts from the inspection."""
 
     name: str
     schedule: Schedule
@@ -42,9 +42,9 @@ class Entrant:
 
 @dataclass
 class Contest:
-    """One kernel's candidates, their checks and samples. incumbent: the candidate that is in place; founded: the
-    class that rows of this recipe already have on this SKU, None before the first promotion; shared: what is in place was
-    promoted with a decoder's evidence; finished: nothing is left to measure."""
+    """One kernel's candidates, their checks and samples. incumbent: the candidate in place. founded: the class of this recipe's
+    rows on this SKU, None before the first promotion. shared: the incumbent's row has a decoder's evidence, perhaps of another
+    model with this shape. finished: nothing is left to measure."""
 
     kernel: str
     shape: KernelShape
@@ -60,30 +60,30 @@ class Contest:
     finished: bool = False
 
     def failure(self, name: str) -> Failure | None:
-        """Why a candidate is out, or None."""
+        """A candidate's failure, or None."""
         return self.dead.get(name) or (self.checked[name].failure if name in self.checked else None)
 
     def fit(self) -> list[str]:
-        """Candidates that passed their checks and live."""
+        """Candidates that passed their checks and didn't die."""
         return [n for n in self.entrants if n in self.checked and not self.failure(n)]
 
     def base(self) -> str | None:
-        """The one that all are compared with: the incumbent, or, where that is wrong, the first that is right."""
+        """The candidate that all are compared with: the incumbent, or if it failed, the first fit one."""
         fit = self.fit()
         return self.incumbent if self.incumbent in fit else next(iter(fit), None)
 
     def home(self) -> str | None:
-        """The class that a winner must have: the recipe's, or before the first promotion the incumbent's."""
+        """The class that a winner must have: the founded one, or before the first promotion the base's."""
         base = self.base()
         return self.founded or (self.checked[base].numerics_class if base else None)
 
     def groups(self, recipe: Recipe) -> dict[str, str]:
-        """Class by fit candidate; that of another recipe is a group of its own."""
+        """Group by fit candidate: its class, with a mark if it belongs to another recipe."""
         return {n: (self.checked[n].numerics_class or NO_CLASS) +
                 ("*" if other_recipe(recipe, self.entrants[n].schedule) else "") for n in self.fit()}
 
     def confirmations(self) -> dict[str, list[Batch]]:
-        """Batches of fresh samples by process, those with enough rounds left."""
+        """Batches of phase CONFIRM by process, if they have enough rounds."""
         base = self.base()
         found: dict[str, list[Batch]] = {}
         for batch in self.batches:
@@ -93,23 +93,23 @@ class Contest:
 
     @property
     def throttled(self) -> bool:
-        """Whether throttling is why nothing is decided."""
+        """Whether throttling prevents a decision."""
         return not self.finished and any(not batch.enough for batch in self.batches)
 
 
 def require_some_life(contest: Contest) -> None:
-    """Candidates are to blame for their deaths, but not where all of the first ones die. Raises GpuError."""
+    """Raises GpuError if the first ALL_DIED candidates all died: then the cause isn't the candidates."""
     failures = [c.failure for c in contest.checked.values()]
     died = [f for f in failures if f and f.stage in ("crash", "hang")]
     if len(died) == len(failures) == ALL_DIED:
-        raise GpuError(f"{contest.kernel}: the first {ALL_DIED} candidates all died, the last one so: {died[-1].detail}",
+        raise GpuError(f"{contest.kernel}: the first {ALL_DIED} candidates all died, the last with: {died[-1].detail}",
                        expected="a GPU, driver and torch that work", action="see tune-kernels doctor; nothing was decided")
 
 
 @dataclass
 class Recording:
-    """One run. target: the SKU; weights: of the full model, with their fingerprint where they are in files; gate: None if the
-    full model wasn't asked; processes: in how many a winner must be confirmed."""
+    """One run. target: the SKU. weights: of the full model; weights_fingerprint: of their files. gate: None if the full model
+    wasn't tried. processes: number in which a winner must be confirmed."""
 
     model: str
     target: str
@@ -121,25 +121,25 @@ class Recording:
     weights_fingerprint: str | None = None
     contests: dict[str, Contest] = field(default_factory=dict)
     gate: GateResult | None = None
-    calls: Calls = NO_CALLS
+    calls: Calls = field(default_factory=Calls)
     seconds_to_first_sample: float | None = None
     gpu_seconds: float = 0.0
     processes: int = PROCESSES
 
     def conditions(self) -> dict[str, str]:
-        """The values that must be the same for a second run to go on from the first, beside the machine."""
+        """The values, apart from the machine, that a second run must share to continue the first."""
         return {"model": self.model, "target": self.target, "recipe": self.recipe, "Triton": self.toolchain.triton,
                 "ptxas": self.toolchain.ptxas, "flags": str(dict(self.toolchain.flags)), "weights": self.weights,
                 "weights' fingerprint": str(self.weights_fingerprint)}
 
 
 def save(recording: Recording, path: Path) -> None:
-    """On the disk when this returns: time on a GPU isn't had again. Raises OutputError."""
+    """Write the recording durably: it is on the disk when this returns. Raises OutputError."""
     write_json(path, to_dict(recording), durable=True)
 
 
 def load(path: Path) -> Recording:
-    """A recording from its file, or the folder it lies in. Raises RecordingError."""
+    """A recording from its file or folder. Raises RecordingError."""
     path = path / "recording.json" if path.is_dir() else path
     if not path.exists():
         raise RecordingError(f"no recording at {path}", expected="recording.json, as tune-kernels --on-gpu writes it")
@@ -147,7 +147,7 @@ def load(path: Path) -> Recording:
 
 
 def to_dict(recording: Recording) -> Table:
-    """As its file has it."""
+    """As in its file."""
     plain = {n: getattr(recording, n) for n in ("model", "target", "recipe", "seed", "weights", "weights_fingerprint",
                                                 "seconds_to_first_sample", "gpu_seconds")}
     return {**plain, "schema": SCHEMA if recording.processes > 1 else FIRST_SCHEMA,
@@ -157,11 +157,11 @@ def to_dict(recording: Recording) -> Table:
 
 
 def recording_of(fields: Fields) -> Recording:
-    """Raises RecordingError if the fields aren't a whole recording, or contradict each other."""
+    """A recording from its file's fields. Raises RecordingError if they are incomplete or contradict each other."""
     schema = fields.get("schema", str)
     if schema not in (SCHEMA, FIRST_SCHEMA):
         raise fields.fail("schema", f"is {schema!r}"[:120], expected=SCHEMA)
-    gate = fields.get("gate", dict, None)  # an empty object, at first, where the full model wasn't asked
+    gate = fields.get("gate", dict, None)  # FIRST_SCHEMA has an empty object instead of null
     try:
         found = Recording(
             require_name(fields.get("model", str), f"{fields.where}: model", RecordingError),
@@ -183,12 +183,12 @@ def recording_of(fields: Fields) -> Recording:
 
 
 def _require_consistent(recording: Recording, where: str) -> None:
-    """Names that stand for something else must be there. Raises RecordingError."""
+    """Raises RecordingError if a name refers to nothing, or the GPU isn't of the target."""
     if not recording.weights.startswith(WEIGHTS):
         raise RecordingError(f"{where}: weights: is {recording.weights!r}"[:200], expected="random:SEED or path:NAME")
     if (sku := sku_of(recording.machine).name) != recording.target:
         raise RecordingError(f"{where}: target: is {recording.target}, but {recording.machine.gpu!r} is {sku}",
-                             expected="samples of the GPU that they are promoted for")
+                             expected="samples of the target's GPU")
     for kernel, contest in recording.contests.items():
         used = {contest.incumbent, *contest.checked, *contest.dead, *(n for b in contest.batches for n in b.samples_us)}
         classless = [n for n, c in contest.checked.items() if c.failure is None and c.numerics_class is None]
@@ -202,7 +202,7 @@ def _require_consistent(recording: Recording, where: str) -> None:
 
 @dataclass(frozen=True)
 class StoredEntrant:
-    """A candidate as its file has it."""
+    """A candidate as in the file."""
 
     schedule: AnySchedule
     facts: Artefact
@@ -210,7 +210,7 @@ class StoredEntrant:
 
 @dataclass(frozen=True)
 class StoredContest:
-    """A contest as its file has it. order: the names of the entrants; dead: (stage, detail)."""
+    """A contest as in the file. order: the names of the entrants. dead: (stage, detail) by candidate."""
 
     kernel: str
     shape: AnyShape
@@ -243,14 +243,14 @@ def _contest_of(stored: StoredContest, fields: Fields) -> Contest:
         raise fields.fail("kernel", f"is {kernel!r}"[:120], expected=f"one of {', '.join(registry.TUNABLE)}")
     if not isinstance(shape, LinearShape | HeadShape | AttentionShape | MergeShape) or not all(
             not isinstance(n, int) or 0 <= n < 2**31 for n in shape_to_dict(shape).values()):
-        raise fields.fail("shape", "is none of a kernel that is tuned", expected="that of a linear, head, attention or merge")
+        raise fields.fail("shape", "isn't a tuned kernel's", expected="the shape of a linear, head, attention or merge")
     if len(stored.order) != len(stored.entrants) or set(stored.order) != set(stored.entrants):
-        raise fields.fail("order", "doesn't name each entrant", expected="the names of the entrants")
+        raise fields.fail("order", "doesn't name each entrant once", expected="the names of the entrants")
     entrants = {}
     for name in stored.order:
         schedule = stored.entrants[name].schedule
         if type(schedule) is not registry.operation(kernel).schedule_type:
-            raise fields.fail("schedule", f"is no schedule of {kernel}", expected="this kernel's knobs")
+            raise fields.fail("schedule", f"isn't a schedule of {kernel}", expected="this kernel's knobs")
         entrants[name] = Entrant(name, schedule, stored.entrants[name].facts)
     return Contest(
         kernel, shape, stored.kernel_digest, entrants, stored.incumbent, stored.origin, stored.founded, stored.shared,

@@ -1,9 +1,8 @@
-"""Large spaces: Optuna's TPE proposes, its storage holds the results, and many machines share one study.
+"""Search in large spaces: Optuna's TPE proposes, its storage holds the results, and many machines can share one study.
 
-A variant is claimed by a trial that is born with the variant's knobs. Trials of a study are numbered one by one, so of two
-that claim the same variant the one with the lower number owns it, on whatever machine: no variant is measured twice. The
-value of a trial is the ratio of its time to the incumbent's in the same rounds, which means the same on every machine.
-"""
+A trial claims a variant: it is created with the variant's knobs. Trials of a study are numbered; of two that claim one variant,
+the lower number owns it. So no variant is measured twice. A trial's value is the ratio of its time to the incumbent's in the same
+rounds, which is comparable between machines."""
 
 import hashlib
 import json
@@ -23,15 +22,16 @@ if TYPE_CHECKING:
     from optuna import Trial
     from optuna.storages import JournalStorage
 
-AT_ONCE = 8  # candidates claimed and timed in turns
-FIRST_ROUNDS, MORE_ROUNDS = 6, 18  # of every candidate; of those that aren't pruned
+AT_ONCE = 8  # candidates that are claimed and timed together
+FIRST_ROUNDS, MORE_ROUNDS = 6, 18  # of every candidate; of unpruned ones
 ATTEMPTS = 4  # to open a storage
-STARTUP = 16  # trials before TPE has something to go by
-VARIANT, TOKEN = "variant", "token"  # of a trial: its variant, and its owner
+STARTUP = 16  # random trials before TPE proposes
+VARIANT, TOKEN = "variant", "token"  # a trial's attributes: its variant, a unique value
 
 
 class Study:
-    """One kernel's search, shared through a storage. candidates: schedule by name; the same set on every machine."""
+    """One kernel's search, shared through a storage. candidates: schedule by name, equal on every machine. Raises
+    StorageError."""
 
     def __init__(self, storage: str, name: str, candidates: Mapping[str, Schedule], seed: int) -> None:
         import optuna
@@ -43,13 +43,13 @@ class Study:
         values = {k: list(dict.fromkeys(c[k] for c in self.candidates.values())) for k in knobs}
         self.space = {k: optuna.distributions.CategoricalDistribution(sorted(v, key=str)) for k, v in values.items()}
         self.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP,
-                                                    constant_liar=False)  # trials that run elsewhere are left out here
+                                                    constant_liar=False)  # claim excludes running trials
         self.random = random.Random(seed)
         self.optuna = optuna
         self.study = self._opened(storage, f"{name}/{digest}")
 
     def _opened(self, storage: str, name: str) -> "OptunaStudy":
-        """The study, made where it isn't there. Tables of a new database may be made by several at once: try again."""
+        """The study, created if it doesn't exist. Retries: several machines may create a new database's tables at once."""
         for attempt in range(ATTEMPTS):
             try:
                 return self.optuna.create_study(
@@ -58,12 +58,12 @@ class Study:
             except Exception as e:  # any driver of any database
                 if attempt == ATTEMPTS - 1:
                     raise StorageError(f"storage {storage!r}: {type(e).__name__}: {e}"[:400],
-                                       expected="a file, or a URL that SQLAlchemy knows and whose driver is installed") from None
+                                       expected="a file, or a URL of a database with a driver that SQLAlchemy finds") from None
                 time.sleep(0.5 + self.random.random())
         raise AssertionError("unreachable")
 
     def claim(self) -> "tuple[Trial, str] | None":
-        """(trial, variant) that nobody else measures; None if all are claimed."""
+        """A trial and the variant that it now owns; None if all variants are claimed."""
         while left := [name for name in self.candidates if name not in self._owners()]:
             name, token = self._proposed(left), uuid.uuid4().hex
             self.study.add_trial(self.optuna.trial.create_trial(
@@ -76,7 +76,7 @@ class Study:
         return None
 
     def _owners(self) -> dict[str, int]:
-        """The trial that owns each claimed variant."""
+        """Number of the owning trial by claimed variant."""
         owners: dict[str, int] = {}
         for trial in self.study.get_trials(deepcopy=False):
             if (name := trial.user_attrs.get(VARIANT)) is not None:
@@ -84,19 +84,19 @@ class Study:
         return owners
 
     def _proposed(self, left: Sequence[str]) -> str:
-        """The remaining variant that is nearest to TPE's proposal; any one at the start."""
+        """The remaining variant nearest to TPE's proposal; a random one during startup."""
         wanted = self.sampler.sample_relative(self.study, self.optuna.trial.create_trial(value=0.0), self.space)
         if not wanted:
             return self.random.choice(left)
         return max(left, key=lambda n: (sum(self.candidates[n][k] == v for k, v in wanted.items()), n))
 
     def report(self, trial: "Trial", value: float, step: int) -> bool:
-        """Note a first value; whether the trial is worth more samples."""
+        """Report a first value. Returns whether the trial isn't pruned."""
         trial.report(value, step)
         return not trial.should_prune()
 
     def finish(self, trial: "Trial", value: float | None, pruned: bool = False) -> None:
-        """value None: the candidate died."""
+        """End a trial. value: None if the candidate failed."""
         states = self.optuna.trial.TrialState
         if value is None or pruned:
             self.study.tell(trial, state=states.PRUNED if pruned else states.FAIL)
@@ -104,22 +104,24 @@ class Study:
             self.study.tell(trial, value)
 
     def release(self, trial: "Trial") -> None:
-        """Give a variant back that could not be timed for no fault of its own."""
+        """Give up a variant that throttling kept from being timed."""
         trial.set_user_attr(VARIANT, None)
         self.finish(trial, None)
 
     def best(self, count: int, wanted: Callable[[str], bool]) -> list[str]:
-        """The fastest variants that anyone measured to the end."""
+        """The `count` fastest completed variants of all machines for which `wanted` holds."""
         done = [t for t in self.study.get_trials(deepcopy=False) if t.state == self.optuna.trial.TrialState.COMPLETE
                 and t.user_attrs.get(VARIANT) in self.candidates and wanted(t.user_attrs[VARIANT])]
         return list(dict.fromkeys(t.user_attrs[VARIANT] for t in sorted(done, key=lambda t: t.value)))[:count]
 
 
 def search(study: Study, base: str, admit: Callable[[str], bool], timed: Timed, out_of_time: Callable[[], bool]) -> list[Batch]:
-    """Claim, check, time, report, until all is measured, time is up, or throttling spoils a batch.
+    """Claim, check, time and report candidates until all are measured, time is up, or throttling spoils a batch. Returns the
+    batches.
 
     Args:
-        admit: the checks of one candidate, which it has to pass before it is timed.
+        base: the candidate in every batch.
+        admit: runs a candidate's checks; whether it passed.
     """
     batches: list[Batch] = []
     while not out_of_time():
@@ -145,7 +147,7 @@ def search(study: Study, base: str, admit: Callable[[str], bool], timed: Timed, 
 
 
 def _times_again(study: Study, trial: "Trial", name: str, base: str, batch: Batch | None, last: bool) -> bool:
-    """Report a batch's result for a candidate to the study; whether it is to be timed again."""
+    """Report a candidate's result to the study. Returns whether to time it again."""
     found = paired(ratios([batch], name, base)) if batch else None
     if found is None:
         study.finish(trial, None)
@@ -160,7 +162,7 @@ def _times_again(study: Study, trial: "Trial", name: str, base: str, batch: Batc
 
 
 def _storage(storage: str) -> "str | JournalStorage":
-    """A database URL as it is; anything else is a file."""
+    """A database URL, or the journal in a file."""
     if "://" in storage:
         return storage
     from optuna.storages import JournalStorage

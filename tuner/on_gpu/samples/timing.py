@@ -1,8 +1,8 @@
-"""A timing is a distribution: batches of samples, which of them are dropped, and the claims that a difference allows.
+"""Timings as distributions: batches of samples, dropped rounds, and verdicts on differences.
 
-A batch times several candidates in turns: each round takes one sample of each, in an order shuffled by the batch's seed. Drift
-is the same for all of a round, so two candidates are compared by the ratio of their times in the same round. Rounds in which
-the GPU reports that heat or its power supply slowed it are dropped. Intervals are of the median, by bootstrap.
+A batch times several candidates in turns. Each round takes one sample of each, in an order shuffled by the batch's seed. Drift is
+equal within a round: two candidates are compared by the ratio of their times in the same round. Rounds in which the GPU reports
+throttling by heat or power supply are dropped. Intervals are bootstrap intervals of the median.
 """
 
 import random
@@ -19,11 +19,11 @@ from .machine import NOT_RECORDED
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
-QUANTILES = 21  # kept of a distribution, to draw it
-# Reasons of NVML that drop a round: hardware slowdown (0x8), heat by software (0x20) and hardware (0x40), power brake (0x80).
-# The software's power cap (0x4) is recorded only: it is how a GPU works under load, and both of a pair share it.
+QUANTILES = 21  # stored per distribution, for drawings
+# NVML's throttle reasons that drop a round: hardware slowdown 0x8, heat by software 0x20 and hardware 0x40, power brake 0x80.
+# The software power cap (0x4) is only recorded: it is normal under load, and both sides of a pair share it.
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-KEPT_SHARE = 0.5  # of a batch's rounds at least: calibration measures what half a confirmation resolves, and nothing shorter
+KEPT_SHARE = 0.5  # minimum share of a batch's rounds: calibration covers half a confirmation, nothing shorter
 RACE, CONFIRM = "race", "confirm"  # phases of a batch
 Time = Annotated[float, Rule("a time in us, from 1e-3 to 1e9", lambda us: 1e-3 <= us <= 1e9)]
 
@@ -45,8 +45,8 @@ class State:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rounds of samples. phase: RACE, CONFIRM or calibrate; samples_us: by candidate, one per round; states: one per round;
-    process: which worker process took them, empty if that was not recorded."""
+    """Rounds of samples. phase: RACE, CONFIRM or calibrate. samples_us: [rounds] by candidate. states: [rounds]. process: the
+    worker process's name, empty if not recorded."""
 
     phase: str
     seed: int
@@ -55,29 +55,29 @@ class Batch:
     process: str = ""
 
     def kept(self, name: str) -> np.ndarray:
-        """[rounds kept] samples in us."""
+        """Samples [kept rounds] of a candidate, in us."""
         return np.array([t for t, state in zip(self.samples_us[name], self.states) if not state.throttled])
 
     @property
     def dropped(self) -> int:
-        """Rounds that throttling spoilt."""
+        """Number of throttled rounds."""
         return sum(state.throttled for state in self.states)
 
     @property
     def enough(self) -> bool:
-        """Whether KEPT_SHARE of the rounds are left: fewer decide nothing."""
+        """Whether at least KEPT_SHARE of the rounds are kept: fewer decide nothing."""
         return len(self.states) - self.dropped >= KEPT_SHARE * len(self.states)
 
 
 def round_order(names: Sequence[str], seed: int, index: int) -> list[str]:
-    """The order of one round, which the seed decides."""
+    """The order of one round: a function of seed and index."""
     order = list(names)
     random.Random(f"{seed}/{index}").shuffle(order)
     return order
 
 
 def interval(samples: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Bootstrap interval of the median. The resampling has a fixed seed: the same samples give the same interval."""
+    """Bootstrap interval of the median. The resampling is deterministic: equal samples give equal intervals."""
     picks = np.random.Generator(np.random.PCG64(len(samples))).integers(0, len(samples), (RESAMPLES, len(samples)))
     medians = np.median(samples[picks], axis=1)
     low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
@@ -95,21 +95,21 @@ def distribution(batches: Iterable[Batch], name: str) -> Distribution | None:
 
 
 def ratios(batches: Iterable[Batch], name: str, base: str) -> np.ndarray:
-    """[rounds] time of `name` over that of `base` in the same round."""
+    """Ratios [rounds] of the times of `name` and `base` in the same round."""
     parts = [b.kept(name) / b.kept(base) for b in batches if name in b.samples_us and base in b.samples_us]
     return np.concatenate(parts) if parts else np.array([])
 
 
 def paired(found: np.ndarray, comparisons: int = 1) -> Paired | None:
-    """The median ratio with its interval; None if there is no pair. comparisons: how many are made at once; the error
-    is shared among them (Bonferroni)."""
+    """The median of ratios [pairs] with its interval; None without pairs. comparisons: number that share the error
+    (Bonferroni)."""
     if not len(found):
         return None
     return Paired(_short(np.median(found)), _pair(interval(found, 1 - (1 - CONFIDENCE) / comparisons)), len(found))
 
 
 def verdict(difference: Paired | None) -> str:
-    """faster, slower, or tie: a difference is claimed only where its interval excludes none."""
+    """faster or slower if the interval excludes 1, else tie; not timed without a difference."""
     if difference is None:
         return "not timed"
     low, high = difference.interval
@@ -117,7 +117,7 @@ def verdict(difference: Paired | None) -> str:
 
 
 def clocks(batches: Iterable[Batch]) -> dict[str, float]:
-    """Medians of the GPU's states, and how many rounds were dropped. Without NVML nothing is recorded, and nothing is in it."""
+    """Medians of the GPU's states, and the number of throttled rounds. Values that weren't recorded are absent."""
     states = [s for b in batches for s in b.states]
     seen: dict[str, list[float | None]] = {
         "sm_mhz": [s.sm_mhz for s in states], "memory_mhz": [s.memory_mhz for s in states],
@@ -129,7 +129,7 @@ def clocks(batches: Iterable[Batch]) -> dict[str, float]:
 
 
 def describe_dropped(batches: Sequence[Batch]) -> str:
-    """`3 of 96 rounds dropped for throttling`, or that throttling was not recorded."""
+    """`3 of 96 rounds dropped for throttling`, or `96 rounds, throttling not recorded`."""
     states = [s for b in batches for s in b.states]
     if all(s.throttle_reasons is None for s in states):
         return f"{len(states)} rounds, throttling {NOT_RECORDED}"
@@ -137,7 +137,7 @@ def describe_dropped(batches: Sequence[Batch]) -> str:
 
 
 def _short(value: float) -> float:
-    """Five digits: more is noise, and makes files long."""
+    """Rounded to five digits: more are noise."""
     return float(f"{float(value):.5g}")
 
 
@@ -147,7 +147,7 @@ def _pair(found: tuple[float, float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """A batch as its file has it. states: the values of a State, in its order."""
+    """A batch as in the file. states: the values of a State, in its order."""
 
     phase: str
     seed: int
@@ -157,15 +157,16 @@ class StoredBatch:
 
 
 def stored_batch(batch: Batch) -> StoredBatch:
-    """As it is written: 0.1 ns are enough."""
+    """For the file, with samples rounded to 0.1 ns."""
     samples = {name: tuple(round(t, 4) for t in times) for name, times in batch.samples_us.items()}
     return StoredBatch(batch.phase, batch.seed, samples, tuple(astuple(s) for s in batch.states), batch.process)
 
 
 def batch_of(stored: StoredBatch, where: str) -> Batch:
-    """Raises RecordingError if a candidate hasn't one sample a round."""
+    """From the file. Raises RecordingError if a candidate hasn't one sample per round."""
     for name, times in stored.samples_us.items():
         if len(times) != len(stored.states):
-            raise RecordingError(f"{where}: {name}: {len(times)} samples in {len(stored.states)} rounds", expected="one a round")
+            raise RecordingError(f"{where}: {name}: {len(times)} samples of {len(stored.states)} rounds",
+                                 expected="one per round")
     return Batch(stored.phase, stored.seed, {name: list(times) for name, times in stored.samples_us.items()},
                  [State(*values) for values in stored.states], stored.process)
