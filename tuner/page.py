@@ -1,7 +1,7 @@
-"""One HTML file that works from disk, with no network: a template, its data, styles and scripts, all in it.
+"""Makes HTML pages of one file that work from disk, without network: template, data, styles and scripts in one.
 
-Text from compilers may hold anything, so templates escape by default, the JSON has no `<`, `>` or `&`, scripts set text and
-never markup, and the page's policy lets no other script run and nothing be fetched. The same values give the same bytes.
+Text from compilers may contain anything. So templates escape by default, the JSON has no `<`, `>` or `&`, scripts set text and
+never markup, and the page's policy forbids other scripts and all fetches. Equal values give equal bytes.
 """
 
 import base64
@@ -17,8 +17,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_page(template: str, data: object, styles: Sequence[str], scripts: Sequence[str], **values: object) -> str:
-    """The text of the file. template extends page.html; data: for the scripts; styles, scripts: files of `templates/` that
-    follow page.css, in order."""
+    """The page. template: extends page.html. data: for the scripts. styles, scripts: files of `templates/`, in order, after
+    page.css.
+    """
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True,
                                      lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["count"] = lambda n: f"{n:,}" if isinstance(n, int) else "–"
@@ -29,16 +30,16 @@ def render_page(template: str, data: object, styles: Sequence[str], scripts: Seq
 
 
 def source(name: str) -> str:
-    """A file that goes into the page as it is, not as a Jinja include: `{#` and `{{` are ordinary in CSS and JS."""
+    """A file's text. Not a Jinja include: CSS and JS may contain `{#` and `{{`."""
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def policy_hash(text: str) -> str:
-    """A script's or style's name in the page's policy."""
+    """The hash by which the page's policy allows a script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _embeddable(value: object) -> str:
-    """JSON that can stand inside a script element: nothing in it can end the element or open a comment."""
+    """JSON for a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

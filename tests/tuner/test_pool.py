@@ -143,9 +143,9 @@ def test_limits_hold_under_any_executor(tmp_path: Path, monkeypatch: pytest.Monk
                 ("fine", 0), ("crash", 1), ("fine", 2), ("spin", 3), ("memory", 4), ("fine", 5))
     assert [found["fine", n] for n in (0, 2, 5)] == [0, 2, 5]
     assert found["crash", 1] == pool.Died(False, "the worker died: SIGSEGV")
-    assert found["spin", 3] == pool.Died(True, "the worker used more than its processor time")
-    assert found["memory", 4] == pool.Died(False, "used more than its memory")
-    assert run(pool.Limits(wall_seconds=3), ("sleep", 0)) == {("sleep", 0): pool.Died(True, "did not end in its time")}
+    assert found["spin", 3] == pool.Died(True, "the worker exceeded its processor time")
+    assert found["memory", 4] == pool.Died(False, "exceeded its memory limit")
+    assert run(pool.Limits(wall_seconds=3), ("sleep", 0)) == {("sleep", 0): pool.Died(True, "did not end within its wall time")}
 
 
 def test_a_scratch_folder_is_never_seen_unlocked(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
-"""Regressions against a baseline: the JSON that `tune-kernels inspect --format json` wrote before.
+"""Regressions against a baseline: the JSON of an earlier `tune-kernels inspect --format json`.
 
-Kernels pair by name and architecture. One name may stand for many specialisations, so the worst of each side is compared: another
-reason to reject, more spilled bytes, fewer blocks on an SM, a tensor-core family lost.
+Kernels pair by name and architecture. One name may have many specialisations: the worst of each side is compared. Worse means a
+new reject reason, more spilled bytes, fewer blocks per SM, or a lost tensor-core family.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...shapes.fields import Count, Fields, read_fields
+from ...shapes.fields import Count, read_fields
 from ..errors import ReportError
 from .judge import Inspected
 
@@ -17,7 +17,8 @@ SCHEMA = "tune-kernels/inspect/1"
 
 @dataclass(frozen=True)
 class Worst:
-    """Of all kernels of one name and architecture. families: those that every one of them has; codes: of all their reasons."""
+    """The worst values over all kernels of one name and architecture. codes: of all their reasons. families: those that all
+    have."""
 
     name: str
     arch: str
@@ -30,7 +31,7 @@ class Worst:
 
 
 def worst_of(found: Iterable[Inspected]) -> list[Worst]:
-    """One value per name and architecture, by name."""
+    """One value per name and architecture, sorted."""
     groups: dict[tuple[str, str], list[Inspected]] = {}
     for one in found:
         groups.setdefault((one.name, one.arch or ""), []).append(one)
@@ -46,19 +47,15 @@ def _worst(name: str, arch: str, group: list[Inspected]) -> Worst:
 
 
 def read_baseline(path: Path) -> dict[tuple[str, str], Worst]:
-    """Raises ReportError if the file isn't one."""
+    """The worst values by (name, architecture). Raises ReportError if the file isn't a baseline."""
     fields = read_fields(path, ReportError)
     if (schema := fields.get("schema", str)) != SCHEMA:
         raise fields.fail("schema", f"is {schema!r}", expected=SCHEMA, action="write it with tune-kernels inspect --format json")
-    return {(one.name, one.arch): one for one in (_read(inner) for inner in fields.items("worst"))}
-
-
-def _read(fields: Fields) -> Worst:
-    return fields.read(Worst)
+    return {(one.name, one.arch): one for one in (inner.read(Worst) for inner in fields.items("worst"))}
 
 
 def regressions(before: Mapping[tuple[str, str], Worst], now: list[Worst]) -> list[str]:
-    """A line for each thing that got worse. A kernel that is new is judged by its reasons alone."""
+    """One line per regression. A new kernel counts as one if it is rejected."""
     lines = []
     for one in now:
         old, title = before.get((one.name, one.arch)), f"{one.name} {one.arch}".strip()

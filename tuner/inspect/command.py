@@ -24,7 +24,7 @@ def inspected(paths: list[Path], demands: Demands, baseline: Path | None = None)
     found: list[Inspected] = [one for artefact in find(paths) for one in inspect(artefact, demands)]
     if not found:
         raise ReportError(f"no compiled kernels in {', '.join(map(str, paths))}",
-                          expected=".cubin or .ptx files, or what embeds them",
+                          expected=".cubin or .ptx files, or files that embed them",
                           action="Triton's cache is ~/.triton/cache, or TRITON_CACHE_DIR")
     kernels = ordered(found)
     worse = None if before is None else tuple(regressions(before, worst_of(kernels)))

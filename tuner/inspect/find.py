@@ -1,7 +1,7 @@
-"""Finds compiled kernels below a path: Triton's cache folders and our bundles, cubins, PTX, and files that embed them.
+"""Finds compiled kernels below a path: in Triton's caches, bundles, cubins, PTX, and files that embed them.
 
-Triton writes NAME.cubin, NAME.ptx, NAME.ttir and NAME.json side by side; they are one kernel. A fat binary (.fatbin, .so, an
-object or executable file) is unpacked by the `cuobjdump` of Triton's wheel.
+Triton's NAME.cubin, NAME.ptx, NAME.ttir and NAME.json in one folder are one kernel. `cuobjdump` of Triton's wheel unpacks a fat
+binary (.fatbin, .so, an object or executable file).
 """
 
 import gzip
@@ -16,9 +16,9 @@ from ...kernels.toolchain import tool_path
 from ...shapes.fields import parse_fields
 from ..errors import ReportError
 
-MOST_FILES = 100_000  # below the paths that are named
-MOST_BYTES = 1 << 30  # of one file
-ELF, FATBIN = b"\x7fELF", b"\x50\xed\x55\xba"  # how a cubin or object file begins, and a bare fat binary
+MOST_FILES = 100_000  # per path
+MOST_BYTES = 1 << 30  # per file
+ELF, FATBIN = b"\x7fELF", b"\x50\xed\x55\xba"  # first bytes of a cubin or object file, and of a bare fat binary
 KINDS = (".cubin", ".ptx", ".ptx.gz", ".ttir", ".json")
 CUDA_MACHINE = 190  # e_machine of a cubin
 _FUNCTION = re.compile(r"tt\.func public @\"?[^\"(]+\"?\((.*?)\) attributes", re.DOTALL)
@@ -37,8 +37,8 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Artefact:
-    """One compiled kernel, or one file of several. where: the path as the user would find it; pointers: the names of its pointer
-    arguments in order, where TTIR has them; embedded: unpacked from a fat binary; problem: why it is unreadable, or None."""
+    """One compiled kernel, or one file of several. where: its path. pointers: names of its pointer arguments in order, if there
+    is TTIR. embedded: whether it was unpacked from a fat binary. problem: the reason why it is unreadable, or None."""
 
     where: str
     cubin: bytes | None = None
@@ -50,10 +50,10 @@ class Artefact:
 
 
 def find(paths: list[Path]) -> Iterator[Artefact]:
-    """Every artefact at or below the paths, in the order of their names.
+    """Every artefact at or below the paths, in order of name.
 
     Raises:
-        ReportError: a path that doesn't exist, or one with more than MOST_FILES files below it.
+        ReportError: a missing path, or one with more than MOST_FILES files.
     """
     for path in paths:
         if not path.exists():
@@ -79,14 +79,14 @@ def _of_folder(folder: Path) -> Iterator[Artefact]:
         groups.setdefault(stem, {})[kind] = path
     for stem, files in groups.items():
         if ".ptx.gz" in files and ".cubin" not in files:
-            continue  # a bundle's PTX, which belongs to the cubin beside it
+            continue  # a bundle's PTX, which belongs to the cubin in the same folder
         if ".cubin" in files or ".ptx" in files:
             gz = groups.get(stem.with_name("kernel"), {}).get(".ptx.gz")
             yield _of_group(stem, {**files, **({".ptx.gz": gz} if gz else {})})
 
 
 def _of_group(stem: Path, files: dict[str, Path]) -> Artefact:
-    """One kernel of a Triton cache or a bundle."""
+    """One kernel of a Triton cache or bundle, by suffix of its files."""
     where = str(files.get(".cubin") or files[".ptx"])
     try:
         cubin = files[".cubin"].read_bytes() if ".cubin" in files else None
@@ -105,9 +105,8 @@ def _of_group(stem: Path, files: dict[str, Path]) -> Artefact:
 
 
 def _metadata(path: Path) -> Metadata | None:
-    """None for JSON that isn't of a kernel. Raises ReportError."""
+    """None for JSON that isn't a kernel's metadata. Raises ReportError."""
     fields = parse_fields(path.read_bytes(), "JSON", str(path), ReportError)
-
     if "num_warps" not in fields.table:
         return None
     return Metadata(fields.get("num_warps", int), fields.get("shared", int, 0), fields.get("tmem_size", int, 0),
@@ -136,13 +135,13 @@ def _of_file(path: Path) -> Iterator[Artefact]:
 
 
 def _embedded(path: Path) -> Iterator[Artefact]:
-    """The cubins of a fat binary, or its PTX if it has none, by cuobjdump."""
+    """The cubins of a fat binary, or its PTX if it has none, unpacked by cuobjdump."""
     with tempfile.TemporaryDirectory() as folder:
-        said = ""
+        message = ""
         for option, suffix in (("-xelf", "*.cubin"), ("-xptx", "*.ptx")):
             done = subprocess.run([tool_path("cuobjdump"), option, "all", str(path.resolve())], cwd=folder, capture_output=True,
                                   text=True, errors="replace")
-            said = done.stderr.strip() or said
+            message = done.stderr.strip() or message
             if found := sorted(Path(folder).glob(suffix)):
                 for file in found:
                     where = f"{path}:{file.name}"
@@ -151,4 +150,4 @@ def _embedded(path: Path) -> Iterator[Artefact]:
                     else:
                         yield Artefact(where, ptx=file.read_text(errors="replace"), embedded=True)
                 return
-        yield Artefact(str(path), problem=f"no kernels in it: cuobjdump says {said[:200] or 'nothing'}")
+        yield Artefact(str(path), problem=f"no kernels in it: {message[:200] or 'cuobjdump found nothing'}")

@@ -1,8 +1,7 @@
 """From an artefact to its report: families of tensor-core instructions, spills, resources, faults.
 
-Two faults are looked for beside spills: FP8 operands that are converted to f16 where no FP8 instruction runs, and, under
-programmatic dependent launch, memory that is touched before the dependency wait. `Demands` adds the user's own. A cubin that
-can't be read is `not_inspectable`, never a pass.
+Faults are spills, FP8 operands that are converted to f16 without any FP8 instruction, and memory accesses before the dependency
+wait under programmatic dependent launch. `Demands` adds the user's own. An unreadable cubin is `not_inspectable`, never accepted.
 """
 
 import re
@@ -20,6 +19,7 @@ from ..offline.cubin import CubinFacts, Unreadable, read_kernels
 from ..offline.inspection import (
     blocks_per_sm,
     early_lines,
+    early_reasons,
     instruction_reasons,
     ptx_lines,
     resource_reasons,
@@ -37,8 +37,8 @@ _POINTERS = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.\w+\s+\.ptr\b|\.param\
 
 @dataclass(frozen=True)
 class Demands:
-    """The user's demands. required, forbidden: instruction families; reads_early: arguments that may be read before the
-    dependency wait; max_spill_bytes: per thread, of stores or loads."""
+    """The user's demands. required, forbidden: instruction families. reads_early: arguments that may be read before the
+    dependency wait. max_spill_bytes: per thread, of stores or loads."""
 
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
@@ -48,9 +48,9 @@ class Demands:
 
 @dataclass(frozen=True)
 class Inspected:
-    """One kernel as it is. Spills and stack are bytes per thread, shared memory bytes per block; None: this artefact doesn't say.
+    """One inspected kernel. Spills and stack are bytes per thread, shared memory is bytes per block; None: not in this artefact.
 
-    instructions: tensor-core family → count; conversions: PTX lines that turn FP8 into f16; reasons: empty if it is accepted.
+    instructions: count by tensor-core family. conversions: PTX lines that convert FP8 to f16. reasons: empty if accepted.
     """
 
     name: str
@@ -68,12 +68,11 @@ class Inspected:
 
     @property
     def verdict(self) -> str:
-        """accepted or rejected."""
         return "rejected" if self.reasons else "accepted"
 
 
 def inspect(artefact: Artefact, demands: Demands) -> Iterator[Inspected]:
-    """Every kernel of one artefact. PTX without a cubin is assembled here, by the ptxas of Triton's wheel."""
+    """Every kernel of one artefact. PTX without a cubin is assembled by the ptxas of Triton's wheel."""
     name = Path(artefact.where).name.split(".")[0]
     if artefact.problem is not None:
         yield _unreadable(name, artefact.where, artefact.problem)
@@ -84,7 +83,7 @@ def inspect(artefact: Artefact, demands: Demands) -> Iterator[Inspected]:
     except Unreadable as e:
         yield _unreadable(name, artefact.where, str(e))
         return
-    if not kernels and not artefact.embedded:  # a linker leaves empty ones in a fat binary
+    if not kernels and not artefact.embedded:  # a linker leaves empty cubins in a fat binary
         yield _unreadable(name, artefact.where, "a cubin without code")
     for kernel, facts in kernels.items():
         yield _judged(kernel, facts, artefact, demands)
@@ -95,37 +94,35 @@ def _unreadable(name: str, where: str, problem: str) -> Inspected:
 
 
 def _judged(name: str, facts: CubinFacts, artefact: Artefact, demands: Demands) -> Inspected:
-    """Facts, then the rules."""
     metadata, ptx = artefact.metadata, artefact.ptx
     if ptx is not None and not re.search(rf"\.entry\s+{re.escape(name)}\s*\(", ptx):
         ptx = None  # another kernel's
     lines, conversions = ptx_lines(ptx or "", CONVERSIONS)
-    shown = tuple(lines)
-    reasons = instruction_reasons(facts.instructions, Instructions(demands.required, demands.forbidden), shown)
+    reasons = instruction_reasons(facts.instructions, Instructions(demands.required, demands.forbidden), lines)
     if conversions and facts.instructions and not any(family in facts.instructions for family in FP8_FAMILIES):
-        reasons.append(Reason("wrong_instruction", f"FP8 is converted to f16, and {', '.join(facts.instructions)} multiplies it",
-                              tuple(conversions)))
+        reasons.append(Reason("wrong_instruction", f"FP8 is converted to f16 and multiplied by {', '.join(facts.instructions)}",
+                              conversions))
     reasons += spill_reasons(facts, demands.max_spill_bytes)
     fit = None
     try:
         target = load_arch(f"sm_{facts.arch}")
     except ShapeError:
-        target = None  # an architecture whose limits nobody listed: occupancy isn't known
+        target = None  # an unlisted architecture: occupancy is unknown
     if target and metadata:
         reasons += resource_reasons(metadata.shared_bytes, metadata.tmem_columns, target)
         fit = blocks_per_sm(facts.registers, metadata.shared_bytes, metadata.tmem_columns, metadata.num_warps, target)[0]
     if metadata and metadata.launch_pdl:
         reasons += _early(ptx, artefact.pointers, demands.reads_early)
     return Inspected(
-        name, artefact.where, f"sm_{facts.arch}", facts.instructions, tuple(conversions), facts.registers,
+        name, artefact.where, f"sm_{facts.arch}", facts.instructions, conversions, facts.registers,
         facts.spill_store_bytes, facts.spill_load_bytes, facts.stack_bytes, metadata.shared_bytes if metadata else None, fit,
         tuple(reasons))
 
 
 def _early(ptx: str | None, pointers: tuple[str, ...], allowed: tuple[str, ...]) -> list[Reason]:
-    """Memory that is touched before the dependency wait. Without names from TTIR, arguments are numbered."""
+    """Memory accesses before the dependency wait. Without names from TTIR, arguments are numbered."""
     if ptx is None:
-        return [Reason("not_inspectable", "launched with programmatic dependent launch, and there is no PTX to follow")]
+        return [Reason("not_inspectable", "uses programmatic dependent launch, but there is no PTX to analyse")]
     entry = _ENTRY.search(ptx)
     count = len(_POINTERS.findall(entry.group(2))) if entry else 0
     names = (*pointers, *(f"pointer {i}" for i in range(len(pointers), count)))
@@ -133,12 +130,12 @@ def _early(ptx: str | None, pointers: tuple[str, ...], allowed: tuple[str, ...])
         lines = early_lines(ptx, names, allowed)
     except Unreadable as e:
         return [Reason("not_inspectable", str(e))]
-    return [Reason("early_access", "memory is touched before the kernel waits for its predecessor, which may still write it; "
-                                   "--reads-early NAME declares what no predecessor writes", lines)] if lines else []
+    return [Reason(reason.code, f"{reason.detail}; --reads-early NAME declares an argument that no predecessor writes", lines)
+            for reason in early_reasons(lines)]
 
 
 def _assembled(ptx: str) -> bytes:
-    """The cubin of PTX, for the target that it names. Raises Unreadable with the assembler's message."""
+    """The cubin of PTX, for its own target. Raises Unreadable with the assembler's message."""
     target = _TARGET.search(ptx)
     if target is None:
         raise Unreadable("PTX without a .target line")

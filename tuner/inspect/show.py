@@ -19,26 +19,26 @@ TEXT_WIDTH = 120
 
 @dataclass(frozen=True)
 class Inspection:
-    """One run. worse: the lines of baseline.regressions, or None if no baseline was given."""
+    """One run. worse: the lines of baseline.regressions, None without a baseline."""
 
     kernels: tuple[Inspected, ...]
     worse: tuple[str, ...] | None = None
 
     @property
     def failed(self) -> bool:
-        """Against a baseline: something got worse. Without one: something is rejected."""
+        """Whether a kernel got worse than in the baseline, or without a baseline, whether one is rejected."""
         return bool(self.worse) if self.worse is not None else any(one.reasons for one in self.kernels)
 
     @property
     def closing(self) -> str:
-        """One line."""
+        """The closing line."""
         rejected = sum(bool(one.reasons) for one in self.kernels)
         line = f"{len(self.kernels)} kernels: {len(self.kernels) - rejected} accepted, {rejected} rejected"
         return line if self.worse is None else f"{line}; {len(self.worse) or 'nothing'} worse than the baseline"
 
 
 def row(one: Inspected) -> tuple[str, ...]:
-    """The cells of HEAD; an empty cell where the artefact doesn't say."""
+    """The cells of HEAD; empty for unknown values."""
     instructions = ", ".join(f"{name} {count}" for name, count in (one.instructions or {}).items())
     spilled = None if one.spill_store_bytes is None else f"{one.spill_store_bytes} / {one.spill_load_bytes}"
     cells = (one.name, one.arch, instructions, one.registers, spilled, one.shared_bytes, one.blocks_per_sm, one.verdict)
@@ -64,7 +64,7 @@ def print_text(inspection: Inspection, console: Console) -> None:
 
 
 def as_text(inspection: Inspection) -> str:
-    """As a terminal of TEXT_WIDTH columns would show it, without colours."""
+    """As printed to a terminal of TEXT_WIDTH columns, without colours."""
     console = Console(width=TEXT_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as capture:
         print_text(inspection, console)
@@ -72,7 +72,7 @@ def as_text(inspection: Inspection) -> str:
 
 
 def as_markdown(inspection: Inspection) -> str:
-    """A table and the reasons; text from artefacts stands in code spans."""
+    """A table and the reasons, with artefacts' text in code spans."""
     def code(text: str) -> str:
         return "`" + text.replace("`", "'").replace("|", "\\|").replace("\n", " ") + "`" if text else ""
 
@@ -91,7 +91,7 @@ def as_html(inspection: Inspection) -> str:
 
 
 def as_json(inspection: Inspection, indent: int | None = 1) -> str:
-    """Everything; a later --baseline reads it."""
+    """Everything, for programs and for a later --baseline."""
     kernels = [{**dataclasses.asdict(one), "verdict": one.verdict} for one in inspection.kernels]
     worst = [dataclasses.asdict(one) for one in worst_of(inspection.kernels)]
     value = {"schema": SCHEMA, "kernels": kernels, "worst": worst, "worse": inspection.worse}

@@ -1,5 +1,5 @@
-"""A difference as one HTML file that works from disk: the summary and the findings as plain HTML, the rows as data
-that the page's script shows, with the distributions drawn."""
+"""A difference as one HTML file that works from disk. Summary, findings and drawings are plain HTML; the page's script shows the
+rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,8 +45,9 @@ class CodeLines:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row as the script reads it; words are made here, as in every other format. became: the verdict of a report's variant,
-    and whether it is new."""
+    """One row for the page's script, which adds no words of its own. became: the verdict of a report's variant, and whether it
+    changed.
+    """
 
     id: str
     status: str
@@ -80,17 +81,17 @@ class Row:
     random: bool
 
     def to_dict(self) -> dict[str, object]:
-        """As the page's data has it."""
+        """As in the page's data."""
         return {**vars(self), "code": self.code and vars(self.code), "times": [t and vars(t) for t in self.times]}
 
 
 def render_html(diff: Diff) -> str:
-    """The page, as the text of one HTML file."""
+    """The HTML page."""
     rows = [_row(row, diff.everywhere) for row in diff.rows]
     statuses = [(status, n, urlencode({"status": status})) for status in STATUSES if (n := diff.count(status))]
     findings = [(f, CODES[f.code], urlencode({"open": f.row})) for f in diff.findings]
     data = {"rows": [row.to_dict() for row in rows], "promoted": any(row.evidence or row.time for row in diff.rows),
-            "beside": any(row.notes for row in rows), "targets": len({row.target for row in rows})}
+            "notes": any(row.notes for row in rows), "targets": len({row.target for row in rows})}
     summary = summarise(diff)
     return render_page("diff.html", data, ["table.css", "drawing.css", "diff.css"], ["table.js", "diff.js"], diff=diff,
                        statuses=statuses, drawings=_drawings(diff, summary), lines=lines(diff, summary)[1 if diff.rows else 0:],
@@ -98,7 +99,7 @@ def render_html(diff: Diff) -> str:
 
 
 def _drawings(diff: Diff, summary: Summary) -> list[tuple[str, Drawing]]:
-    """(title, forest plot): the kernels' times, largest difference first, and the whole step's."""
+    """(title, forest plot) of the kernels' times, largest difference first, and of the whole step's."""
     kernels = [Compared(row.entry.kernel, row.time.ratio, row.time.interval, KINDS[row.time.verdict])
                for row in diff.rows if row.new and row.time and row.time.ratio and row.time.interval]
     kernels.sort(key=lambda one: -abs(one.ratio - 1))
@@ -111,8 +112,7 @@ def _drawings(diff: Diff, summary: Summary) -> list[tuple[str, Drawing]]:
 
 
 def _filters(rows: list[Row]) -> list[tuple[str, str, list[str]]]:
-    """(id, label of no choice, choices) of each select. One with a single choice is left out, but for `status`, which the counts
-    at the top set."""
+    """(id, label of no choice, choices) of each filter with several choices, and of `status`, which the counts at the top set."""
     labels = {"status": "all rows", "kernel": "all kernels", "target": "all targets", "became": "all verdicts",
               "time": "all times", "bits": "all bits", "evidence": "all evidence", "refused": "refused or not"}
     choices = {name: sorted({str(getattr(row, name)) for row in rows} - {""}) for name in labels}
@@ -140,18 +140,18 @@ def _row(row: RowDiff, everywhere: Sequence[Change]) -> Row:
 
 
 def _sides(old: Mapping[str, Value] | None, new: Mapping[str, Value] | None) -> list[Side]:
-    """A line per name of the new side, or of the old one where there is no new one."""
+    """A line per name of the new side, or of the old one without a new one."""
     found = []
     for name in new if new is not None else old or ():
         was, now = (side.get(name) if side else None for side in (old, new))
         shown = words.value(was)
-        alike = type(was) is type(now) and was == now  # most are: their text is made once
+        alike = type(was) is type(now) and was == now  # the common case: one text serves both
         found.append([name, shown, shown if alike else words.value(now)])
     return found
 
 
 def _facts(old: Entry | None, new: Entry | None) -> list[Side]:
-    """Those that a side knows."""
+    """The facts that a side knows."""
     tables = [vars(entry.facts) if entry else {} for entry in (old, new)]
     known = [name for name in SHOWN if any(table.get(name) is not None for table in tables)]
     was, now = ({words.FACT_NAMES.get(name, name): table.get(name) for name in known} for table in tables)
@@ -174,7 +174,7 @@ def _code(code: Code | None) -> CodeLines | None:
 
 
 def _evidence(row: RowDiff) -> list[tuple[str, str]]:
-    """Pairs for the opened row: the weights first, since random ones must not be overlooked."""
+    """(label, text) for the opened row. Weights come first: random ones must not be overlooked."""
     state, new = row.evidence, row.new.promoted if row.new else None
     if state is None or new is None:
         return []

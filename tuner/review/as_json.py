@@ -1,4 +1,4 @@
-"""A difference as JSON: every value of `diff` by its name, sorted keys, one layout."""
+"""A difference as JSON, with sorted keys."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ def diff_to_dict(diff: Diff) -> dict[str, object]:
 
 
 def render_json(diff: Diff, indent: int | None = 1) -> str:
-    """indent None: one line."""
+    """indent: None gives one line."""
     text = json.dumps(diff_to_dict(diff), indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return UNPRINTABLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text) + "\n"  # inside strings: JSON has none elsewhere
 
@@ -42,7 +42,7 @@ def _row(row: RowDiff) -> dict[str, object]:
 
 
 def _entry(entry: Entry | None) -> dict[str, object] | None:
-    """Without the fields that the row has already; its lines are in `code`."""
+    """The fields that the row doesn't have; its lines are in `code`."""
     if entry is None:
         return None
     fields = ("target", "model", "recipe", "identity", "kernel_digest")

@@ -1,4 +1,4 @@
-"""A difference as Markdown, for a pull request: the summary and the rows that differ, short; the rest in a fold."""
+"""A difference as Markdown, for a pull request: the summary and the rows that differ; details are folded."""
 
 import html
 import re
@@ -10,10 +10,10 @@ from .compare import Change, Diff, RowDiff
 from .summary import lines, summarise
 
 MOST_ROWS = 20  # before the fold
-MOST_FOLDED = 100  # in it: GitHub takes 65,536 characters in a comment
+MOST_FOLDED = 100  # in the fold: a GitHub comment has at most 65,536 characters
 MOST_CODE = 10  # rows whose code is shown
-MOST_LINES = 6  # of code, a side
-SPECIAL = re.compile(r"([\\`*\[\]~|@#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")  # an underscore inside a word is one
+MOST_LINES = 6  # of code per side
+SPECIAL = re.compile(r"([\\`*\[\]~|@#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")  # an underscore inside a word isn't special
 
 
 def render_markdown(diff: Diff) -> str:
@@ -33,23 +33,23 @@ def render_markdown(diff: Diff) -> str:
 
 def _verdict(diff: Diff) -> list[str]:
     if not diff.findings:
-        return ["**Nothing that `--check` refuses.**"]
-    said = [f"- `{f.code}` {_text(f.what)}: {_text(f.detail)}" for f in diff.findings[:MOST_ROWS]]
+        return ["**`--check` refuses nothing.**"]
+    items = [f"- `{f.code}` {_text(f.what)}: {_text(f.detail)}" for f in diff.findings[:MOST_ROWS]]
     return [f"**Refused by `--check`: {words.counted(len(diff.findings), 'finding')}.**",
-            "\n".join(said), *_more(len(diff.findings) - MOST_ROWS, "findings")]
+            "\n".join(items), *_more(len(diff.findings) - MOST_ROWS, "findings")]
 
 
 def _bullets(diff: Diff) -> str:
-    return "\n".join(f"- **{_text(label)}** {_text(said)}" for label, said in lines(diff, summarise(diff)))
+    return "\n".join(f"- **{_text(label)}** {_text(text)}" for label, text in lines(diff, summarise(diff)))
 
 
 def _table(rows: Sequence[RowDiff], everywhere: Sequence[Change]) -> str:
     heads = ["", "kernel", "schedule", "artefact"]
     promoted = any(row.evidence or row.time for row in rows)
     heads += ["time", "bits", "evidence"] if promoted else []
-    heads += ["besides"] if any(words.notes(row, everywhere) for row in rows) else []
+    heads += ["other changes"] if any(words.notes(row, everywhere) for row in rows) else []
     cells = {"time": lambda row: [words.time_verdict(row.time)], "bits": lambda row: [words.bits(row)],
-             "evidence": lambda row: [words.evidence(row.evidence)], "besides": lambda row: words.notes(row, everywhere)}
+             "evidence": lambda row: [words.evidence(row.evidence)], "other changes": lambda row: words.notes(row, everywhere)}
     body = [[_text(row.status), _kernel(row), _cell(words.knobs(row)), _cell(words.artefact(row)),
              *(_cell(cells[name](row)) for name in heads[4:])] for row in rows]
     return _grid(heads, body)
@@ -99,7 +99,7 @@ def _cell(parts: Iterable[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text that stays text: no Markdown, no HTML, no mention, no escape code, on one line."""
+    """Escaped text on one line: no Markdown, HTML, mention or escape code."""
     return SPECIAL.sub(r"\\\1", html.escape(printable(" ".join(text.split())), quote=False)).replace(r"\@", "&#64;")
 
 

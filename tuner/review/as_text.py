@@ -1,4 +1,4 @@
-"""A difference on a terminal: the summary, the rows that differ, the lines of code that changed, the findings."""
+"""A difference in a terminal: the summary, the rows that differ, the changed lines of code, the findings."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -18,24 +18,21 @@ from .evidence import OTHER_CLASS, PRESENT
 from .summary import lines, summarise
 from .times import FASTER, SLOWER
 
-MOST_ROWS = 40  # more scroll past unread; the other formats have them all
+MOST_ROWS = 40  # the other formats have all rows
 MOST_CODE = 3  # rows whose changed lines of code are shown
-MOST_LINES = 4  # of code, a side
-GAP = 3  # between columns, the box's ends included
-PIPE_WIDTH = 140  # where there is no terminal: the same bytes everywhere
+MOST_LINES = 4  # of code per side
+GAP = 3  # between columns, with the table's borders
+PIPE_WIDTH = 140  # without a terminal: equal bytes everywhere
 STYLES = {"changed": "yellow", "added": "green", "removed": "red", FASTER: "green", SLOWER: "red"}
 
 
 def _text(*parts: str | tuple[str, str]) -> Text:
-    """Text with styles, in which markup means nothing and control characters are spelled out."""
+    """Text with styles, without markup, with escaped control characters."""
     return Text.assemble(*((printable(p), "") if isinstance(p, str) else (printable(p[0]), p[1]) for p in parts))
 
 
 def show_promotion(old: Sequence[PromotedFile], new: Sequence[PromotedFile], console: Console) -> Diff:
-    """Show the changes of a store by a promotion, before it is written or after; returns the checked difference.
-
-    old, new: the store's files before and after, those of the models and SKUs that were promoted.
-    """
+    """Show and return the checked difference that a promotion makes. old, new: the affected files before and after."""
     before, after = (Collection(name, PROMOTED, promoted_entries(files)) for name, files in (("before", old), ("after", new)))
     diff = checked(compare(before, after))
     print_diff(diff, console)
@@ -52,8 +49,8 @@ def render_text(diff: Diff) -> str:
 def print_diff(diff: Diff, console: Console) -> None:
     console.print(_text((f"{diff.old} → {diff.new}", "bold")))
     summary = Table.grid(padding=(0, 2))
-    for label, said in lines(diff, summarise(diff)):
-        summary.add_row(_text((label, "dim")), _text(said))
+    for label, text in lines(diff, summarise(diff)):
+        summary.add_row(_text((label, "dim")), _text(text))
     console.print(summary)
     shown = [row for row in diff.rows if row.status != "unchanged" or row.findings]
     if shown:
@@ -65,7 +62,7 @@ def print_diff(diff: Diff, console: Console) -> None:
         console.print(_text(("refused: ", "red"), (finding.code, "bold red"), f"  {finding.what}: {finding.detail}"))
     _print_more(len(diff.findings), "findings", console)
     if not diff.findings:
-        console.print(_text(("nothing that --check refuses", "green")))
+        console.print(_text(("--check refuses nothing", "green")))
 
 
 def _print_more(count: int, what: str, console: Console) -> None:
@@ -74,7 +71,7 @@ def _print_more(count: int, what: str, console: Console) -> None:
 
 
 def _table(cells: Sequence[dict[str, Text]], width: int) -> Table | None:
-    """A row a line, a column for each thing that some row has; None if a word would not fit, which rich crops silently."""
+    """A table without empty columns; None if a word doesn't fit, which rich would crop silently."""
     names = [name for name in cells[0] if any(c[name] for c in cells)]
     columns = [[_text(name), *(c[name] for c in cells)] for name in names]
     least = [max(_longest(cell, " " if name != "time" else "\n") for cell in column) for name, column in zip(names, columns)]
@@ -93,7 +90,7 @@ def _table(cells: Sequence[dict[str, Text]], width: int) -> Table | None:
 
 
 def _shares(wanted: Sequence[int], spare: int) -> list[int]:
-    """Shares of `spare`: a small wish is granted whole, the others share alike."""
+    """Shares of `spare`: small wishes are granted in full, larger ones share the rest equally."""
     shares = [0] * len(wanted)
     by_want = sorted(range(len(wanted)), key=lambda i: wanted[i])
     for left, i in zip(range(len(wanted), 0, -1), by_want):
@@ -103,12 +100,12 @@ def _shares(wanted: Sequence[int], spare: int) -> list[int]:
 
 
 def _longest(cell: Text, separator: str) -> int:
-    """Cells of the longest word, or line, in it."""
+    """Width in cells of the longest word or line."""
     return max(cell_len(part) for line in cell.plain.split("\n") for part in line.split(separator))
 
 
 def _blocks(cells: Sequence[dict[str, Text]]) -> Table:
-    """A block a row, where a table doesn't fit."""
+    """One block per row, for terminals that are too narrow for the table."""
     grid = Table.grid(padding=(0, 2))
     for mine in cells:
         grid.add_row(_text(""))
@@ -122,7 +119,7 @@ def _blocks(cells: Sequence[dict[str, Text]]) -> Table:
 def _cells(row: RowDiff, everywhere: Sequence[Change]) -> dict[str, Text]:
     return {"status": _text((row.status, STYLES.get(row.status, ""))), "kernel": _kernel(row),
             "schedule": _lines(words.knobs(row)), "artefact": _lines(words.artefact(row)), "time": _time(row),
-            "bits": _bits(row), "evidence": _evidence(row), "besides": _lines(words.notes(row, everywhere))}
+            "bits": _bits(row), "evidence": _evidence(row), "other changes": _lines(words.notes(row, everywhere))}
 
 
 def _lines(parts: Iterable[str]) -> Text:

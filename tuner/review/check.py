@@ -1,8 +1,8 @@
 """`--check`: the reasons against merging a change, each with its row.
 
-A promoted row of the new side must have its own evidence, whole and of the kernels that are here; it must use the tensor-core
-instruction it has to and not spill; it must not be slower beyond noise than the row it replaces; with other output bits it must
-belong to another recipe. In offline reports, a variant that was accepted must not be rejected now.
+A promoted row of the new side needs complete evidence of its own, for the current kernel sources. It must use the required
+tensor-core instruction, not spill, and not be slower beyond noise than the row it replaces. Other output bits need another
+recipe. In offline reports, an accepted variant must stay accepted.
 """
 
 from dataclasses import replace
@@ -19,9 +19,9 @@ from .words import change_of, row_name
 
 CODES = {
     "edited": "changed by hand since it was measured", "no_evidence": "without evidence", "check_failed": "with a failed check",
-    "stale": "with stale evidence", "not_judged": "of kernels that can't be read", "misplaced": "where look-up never reads",
+    "stale": "with stale evidence", "not_judged": "of kernels that can't be read", "misplaced": "in a file that isn't looked up",
     "other_bits": "with other bits in the same recipe", "slower": "slower beyond noise", "spills": "spilling registers",
-    "falls_back": "not using the instruction it must use", "unknown_sku": "of an unknown GPU",
+    "falls_back": "without the required instruction", "unknown_sku": "of an unknown GPU",
     "rejected": "accepted before and rejected now",
 }
 OF_STATE = {EDITED: "edited", MISSING: "no_evidence", FAILED: "check_failed", evidence.STALE: "stale",
@@ -30,7 +30,7 @@ OF_REASON = {"wrong_instruction": "falls_back", "register_spill": "spills"}  # a
 
 
 def checked(diff: Diff) -> Diff:
-    """The difference with its findings, in each row and together; rows that have some come first."""
+    """The difference with its findings. Rows with findings come first."""
     rows = [replace(row, findings=tuple(_findings(row, diff.kind))) for row in diff.rows]
     rows.sort(key=lambda row: not row.findings)
     return replace(diff, rows=tuple(rows), findings=tuple(f for row in rows for f in row.findings))

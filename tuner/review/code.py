@@ -1,7 +1,6 @@
-"""The instruction and spill lines that changed: from the report, and from the SASS of artefacts that are at hand.
+"""The changed lines on instructions and spills: from the report, and from the SASS of available artefacts.
 
-A report's artefacts lie beside it. A promoted row knows its cubin's digest: a bundle that has that cubin (`--bundle`) has its
-code.
+A report's artefacts are in its folder. A promoted row has its cubin's digest: a bundle (`--bundle`) with that cubin has its code.
 """
 
 import re
@@ -15,7 +14,7 @@ from ..offline.report import read_report
 from .compare import Code, Collection, Diff, Entry, RowDiff, changes
 
 DECISIVE = ("verdict", "reasons", "instructions", "spill_store_bytes", "spill_load_bytes")
-MOST_DISASSEMBLED = 12  # sides of rows, in the order of the rows: one takes 0.1 to 0.4 s
+MOST_DISASSEMBLED = 12  # sides of rows, in row order: each takes 0.1 to 0.4 s
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class Place:
 
 
 def with_code(diff: Diff, old: Collection, new: Collection, bundles: Sequence[Path] = ()) -> Diff:
-    """The difference with `code` in each row whose instructions, spills or verdict changed. Raises ReportError: a bundle."""
+    """The difference with `code` in each row whose instructions, spills or verdict changed. bundles: folders with artefacts of
+    promoted rows. Raises ReportError for an unreadable bundle."""
     known = {sha: place for bundle in bundles for sha, place in _by_cubin(bundle)}
     left = MOST_DISASSEMBLED
     rows = []
@@ -83,7 +83,7 @@ def _sass(place: Place, notes: list[str]) -> str | None:
 
     try:
         return sass_of(place.bundle, place.key)
-    except ToolchainError:  # its text names a temporary file
+    except ToolchainError:  # its message names a temporary file
         notes.append(f"the disassembler here can't read artefact {place.key}")
     except UserError as e:
         notes.append(e.found)
@@ -97,7 +97,7 @@ def _counts(sass: str | None) -> dict[str, int]:
 
 
 def _deciding(sass: str | None, opcodes: set[str] | None) -> list[str]:
-    """The first SASS lines of each opcode that changed, or of every one that decides where the other side isn't known."""
+    """The deciding SASS lines. opcodes: the changed ones; None, for all of them, if the other side is unknown."""
     from ..offline.show import DECIDES, deciding_lines
 
     found = []

@@ -17,10 +17,10 @@ from .source import collections
 
 
 def difference(old: str, new: str | None = None, here: Path = Path(), bundles: Sequence[Path] = ()) -> Diff:
-    """Two sides by name, as `tune-kernels diff` takes them, read, compared and checked.
+    """The checked difference of two sides, named as in `tune-kernels diff`.
 
     Raises:
-        DiffError: a side that is nothing, or two that don't compare. ScheduleError, ReportError: a file that can't be read.
+        DiffError: an unknown side, or two that aren't comparable. ScheduleError, ReportError: an unreadable file.
     """
     before, after = collections(old, new, here)
     return with_code(checked(compare(before, after)), before, after, bundles)
@@ -56,7 +56,7 @@ def run(old: str, new: str | None, *, form: str, out: Path | None, check: bool, 
 
 
 def _renderer(form: str) -> Callable[[Diff], str]:
-    """Imported when asked for: Jinja2 and rich take longer than comparing."""
+    """The renderer of a format. Lazy imports: Jinja2 and rich take longer than the comparison."""
     if form == "text":
         from .as_text import render_text
 

@@ -1,8 +1,8 @@
-"""The effects of a change of schedules: two collections of entries paired, and each pair compared, as values.
+"""The effects of a change of schedules: pairs the entries of two collections and compares each pair.
 
-An entry is a promoted schedule or a variant of an offline report. Entries pair by kernel and shape (variants by schedule
-too), and by SKU or target, model and recipe. A side that holds one of these only pairs with the other side's one: two recipes,
-two targets or two SKUs compare. `source` reads entries; as_text, as_markdown, as_html and as_json show a difference.
+An entry is a promoted schedule or a variant of an offline report. Entries pair by kernel and shape (variants by schedule too),
+and by SKU or target, model and recipe. If each side has a single SKU, model or recipe, these pair even if they differ: two
+recipes can be compared. `source` reads entries; as_text, as_markdown, as_html and as_json show a difference.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ PROMOTED, REPORT = "promoted", "report"
 AXES = ("target", "model", "recipe")
 ACCEPTED, REJECTED = "accepted", "rejected"
 
-Value = str | int | float | bool | tuple[str, ...] | None  # of a field that may change; None: this side doesn't have it
+Value = str | int | float | bool | tuple[str, ...] | None  # a field's value; None: unknown on this side
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The known facts of an artefact, in the order of importance. verdict, stage and reasons (their codes): of a report's
-    variant; the rest is None in one that was rejected early."""
+    """The known facts of an artefact, in order of importance. verdict, stage, reasons (codes): of a report's variant. The rest is
+    None if it was rejected early."""
 
     verdict: str | None = None
     stage: str | None = None
@@ -48,7 +48,6 @@ class Facts:
 
     @property
     def rejected(self) -> bool:
-        """Whether it is a variant that was."""
         return self.verdict == REJECTED
 
 
@@ -57,8 +56,8 @@ FACTS = tuple(one.name for one in fields(Facts))
 
 @dataclass(frozen=True)
 class Entry:
-    """One side of a row. identity: schedule_id, or the variant's id; toolchain: by name; misplaced: why look-up never reads the
-    row; lines: of TTGIR, PTX and the assembler's log; artefact: its key in the bundle that the report lies in."""
+    """One side of a row. identity: schedule_id, or the variant's id. toolchain: value by name. misplaced: the reason why look-up
+    never reads the row. lines: of TTGIR, PTX and the assembler's log. artefact: its key in the report's bundle."""
 
     target: str
     model: str
@@ -78,8 +77,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Collection:
-    """OLD or NEW. name: as the user wrote it; kind: PROMOTED, REPORT, or "" where it holds nothing and may be either;
-    bundle: the folder whose artefacts the entries name; kernels: those that promoted rows of this side are judged by."""
+    """OLD or NEW. name: as the user wrote it. kind: PROMOTED or REPORT; "" if it is empty and may be either. bundle: the folder
+    of the entries' artefacts. kernels: sources that promoted rows of this side are checked against."""
 
     name: str
     kind: str
@@ -99,9 +98,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Code:
-    """Changes in the code. counts: of the instructions that decide, in the SASS, where artefacts were at hand; old_lines,
-    new_lines: the lines of TTGIR, PTX, assembler's log and SASS that decided, without those of the other side; notes: why a
-    side's SASS could not be read."""
+    """Changes in the code. counts: of deciding SASS instructions, if both artefacts are available. old_lines, new_lines: deciding
+    lines of TTGIR, PTX, assembler's log and SASS that the other side lacks. notes: reasons why a side's SASS can't be read."""
 
     counts: tuple[Change, ...] = ()
     old_lines: tuple[str, ...] = ()
@@ -111,7 +109,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Finding:
-    """Why a row fails `--check`. code: one of `check.CODES`; row: the row's id; what: the row in words."""
+    """A reason why a row fails `--check`. code: one of `check.CODES`. row: the row's id. what: the row in words."""
 
     code: str
     row: str
@@ -139,7 +137,7 @@ class RowDiff:
 
     @property
     def places(self) -> tuple[Change, ...]:
-        """The parts of SKU or target, model and recipe that the two sides don't share."""
+        """Differences in SKU or target, model and recipe."""
         if self.old is None or self.new is None:
             return ()
         pairs = ((axis, getattr(self.old, axis), getattr(self.new, axis)) for axis in AXES)
@@ -147,7 +145,7 @@ class RowDiff:
 
     @property
     def entry(self) -> Entry:
-        """The new side, or the old one of a row that was removed."""
+        """The new side, or the old one of a removed row."""
         entry = self.new or self.old
         assert entry is not None
         return entry
@@ -155,8 +153,8 @@ class RowDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """Two collections compared. rows: those with findings first, then by status, kernel and shape; kernels: those that promoted
-    rows were judged by."""
+    """Two collections compared. rows: those with findings first, then by status, kernel and shape. kernels: sources that promoted
+    rows were checked against."""
 
     old: str
     new: str
@@ -170,7 +168,7 @@ class Diff:
 
     @cached_property
     def everywhere(self) -> tuple[Change, ...]:
-        """Differences of place or toolchain that every row with both sides has: told once, not in each row."""
+        """Differences of place or toolchain in every row with both sides: shown once, not per row."""
         pairs = [{c: None for c in (*row.places, *row.toolchain)} for row in self.rows if row.old and row.new]
         return tuple(c for c in pairs[0] if all(c in other for other in pairs)) if pairs else ()
 
@@ -204,14 +202,14 @@ def _facts_of(artefact: Artefact) -> Facts:
 
 
 def _toolchain(tools: Toolchain) -> dict[str, Value]:
-    """By the names that people use. A flag that is made of several values becomes its JSON."""
+    """Value by display name. A flag with several values becomes JSON."""
     flags = {name: value if isinstance(value, str | int | float | None) else json.dumps(value, sort_keys=True)
              for name, value in sorted(tools.flags.items())}
     return {"Triton": tools.triton, "ptxas": tools.ptxas, **flags}
 
 
 def compare(old: Collection, new: Collection) -> Diff:
-    """Every entry of either side, in one row each. Without findings and code, which `check` and `code` add."""
+    """One row per entry of either side. `check` and `code` add findings and code."""
     kind = new.kind or old.kind
     joined = [axis for axis in AXES if _only(old, axis) and _only(new, axis)]
     before, after = ({_key(e, kind, joined): e for e in side.entries} for side in (old, new))
@@ -221,7 +219,7 @@ def compare(old: Collection, new: Collection) -> Diff:
 
 
 def _rank(row: RowDiff) -> tuple[int, int]:
-    """By status; variants that changed by the most important fact that did."""
+    """Sorts by status, and changed variants by their most important changed fact."""
     decides = row.entry.promoted is None
     return STATUSES.index(row.status), min((FACTS.index(c.name) for c in row.facts), default=len(FACTS)) if decides else 0
 
@@ -251,15 +249,15 @@ def _row(key: tuple[str, ...], old: Entry | None, new: Entry | None, kernels: Ke
 
 
 def _same(row: RowDiff, was: PromotedSchedule | None, now: PromotedSchedule | None) -> bool:
-    """Whether the sides differ in no more than the recipe's or model's name; variants, in no more than the toolchain's."""
+    """Whether promoted rows differ at most in the recipe's or model's name, variants at most in the toolchain."""
     if was and now:
         return replace(now, recipe=was.recipe, model=was.model, row_digest=was.row_digest) == was
     return not (row.facts or row.knobs or row.kernel_changed)
 
 
 def _changed_facts(old: Facts, new: Facts) -> tuple[Change, ...]:
-    """A variant that is rejected on both sides may have been compiled further on one, to audit the early reject: a fact that one
-    side doesn't know is no change."""
+    """The changed facts. A variant that both sides reject may have been compiled further on one side, for the audit: then a fact
+    that one side lacks isn't a change."""
     found = changes(vars(old), vars(new))
     if old.rejected and new.rejected:
         return tuple(c for c in found if c.name != "stage" and c.old is not None and c.new is not None)

@@ -1,5 +1,4 @@
-"""The proofs of a promoted row: whether its evidence is there, is its own, and is of the kernels that it is judged by; and
-whether its output bits are still those of its recipe."""
+"""The state of a promoted row's evidence (present, its own, and of the current kernel sources) and of its output bits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ SAME_CLASS, OTHER_CLASS, NOT_COMPARABLE = "same class", "another class", "not co
 
 @dataclass(frozen=True)
 class EvidenceState:
-    """state: the first that holds, of EDITED, MISSING, FAILED, STALE or UNKNOWN, PRESENT; why: each that holds, with its reason.
-    random: on random weights, which is enough for speed and bits and says nothing of a real model: marked wherever it is
-    shown."""
+    """state: EDITED, MISSING, FAILED, STALE, UNKNOWN or PRESENT; the first that applies. why: each that applies, with its reason.
+    random: on random weights, which suffices for speed and bits but proves nothing about a real model: marked wherever it is
+    shown.
+    """
 
     state: str
     why: tuple[tuple[str, str], ...]
@@ -33,7 +33,7 @@ class EvidenceState:
 
 @dataclass(frozen=True)
 class Bits:
-    """The numerics classes of a pair, compared. new_recipe: the pair's recipes differ, as another class needs."""
+    """The comparison of a pair's numerics classes. new_recipe: whether the recipes differ, as another class requires."""
 
     verdict: str
     old_class: str | None
@@ -44,8 +44,8 @@ class Bits:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels that promoted rows are judged by. name: in words; digests: of their sources, by kernel; problem: why they can't
-    be read, and so nothing can be judged."""
+    """The kernel sources that promoted rows are checked against. name: in words. digests: by kernel. problem: the reason why they
+    can't be read, or an empty string."""
 
     name: str
     digests: Mapping[str, str]
@@ -53,7 +53,7 @@ class Kernels:
 
 
 def kernels_from(texts: Mapping[str, str], name: str) -> Kernels:
-    """texts: kernels/*.py by module name."""
+    """From the texts of kernels/*.py by module name."""
     try:
         return Kernels(name, digests(texts))
     except Unreadable as e:
@@ -61,7 +61,7 @@ def kernels_from(texts: Mapping[str, str], name: str) -> Kernels:
 
 
 def kernels_in(folder: Path, name: str) -> Kernels:
-    """Of a folder of sources on disk."""
+    """From a folder of sources on disk."""
     try:
         return kernels_from({path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}, name)
     except (OSError, ValueError) as e:
@@ -70,12 +70,12 @@ def kernels_in(folder: Path, name: str) -> Kernels:
 
 @cache
 def installed_kernels() -> Kernels:
-    """Of this installation."""
+    """The kernels of this installation."""
     return kernels_in(INSTALLED, "the kernels installed here")
 
 
 def evidence_of(row: PromotedSchedule | None, kernels: Kernels) -> EvidenceState | None:
-    """None if there is no promoted row on this side."""
+    """The state of a row's evidence; None without a promoted row."""
     if row is None:
         return None
     evidence = row.evidence
@@ -86,7 +86,7 @@ def evidence_of(row: PromotedSchedule | None, kernels: Kernels) -> EvidenceState
 
 
 def stale_reasons(row: PromotedSchedule, kernels: Kernels) -> list[tuple[str, str]]:
-    """(state, reason) where the row's evidence isn't of these kernels, or nobody can tell."""
+    """(state, reason) if the row's evidence isn't of these kernels, or if that is unknown; else empty."""
     if kernels.problem:
         return [(UNKNOWN, f"{kernels.name} can't be read without running them ({kernels.problem}): check them out and run "
                  "tune-kernels diff there")]
@@ -100,7 +100,7 @@ def stale_reasons(row: PromotedSchedule, kernels: Kernels) -> list[tuple[str, st
 
 
 def bits_of(old: PromotedSchedule | None, new: PromotedSchedule | None) -> Bits | None:
-    """None if there is nothing promoted on either side. Classes are of one target: two SKUs' don't compare."""
+    """The comparison of two rows' bits; None without promoted rows. Classes of two SKUs aren't comparable."""
     if old is None and new is None:
         return None
     if old is None or new is None:

@@ -1,4 +1,4 @@
-"""Schedules as they were in a git revision, read with `git` itself: nothing is checked out, nothing is written."""
+"""Files of a git revision, read with `git`. Nothing is checked out or written."""
 
 import os
 import subprocess
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ..errors import DiffError
 
-FOLDER = "schedules"  # where a checkout of this project keeps its promoted schedules
+FOLDER = "schedules"  # the promoted schedules in a checkout of this project
 
 
 @dataclass(frozen=True)
 class Revision:
-    """A commit, or a tree such as `git write-tree` makes of the index, of the repository at `top`. name: as it was written."""
+    """A commit or tree (as from `git write-tree`) of the repository at `top`. name: as the user wrote it."""
 
     top: Path
     name: str
@@ -20,35 +20,34 @@ class Revision:
 
 
 def top_of(here: Path) -> Path:
-    """The top folder of the repository that `here` lies in. Raises DiffError."""
-    said = _git(here, "rev-parse", "--show-toplevel")
-    if said is None:
-        raise DiffError(f"{here} is in no git repository", expected="to run inside the checkout whose revisions are compared")
-    return Path(said.decode(errors="surrogateescape").rstrip("\n"))
+    """The top folder of the repository that contains `here`. Raises DiffError."""
+    output = _git(here, "rev-parse", "--show-toplevel")
+    if output is None:
+        raise DiffError(f"{here} is in no git repository", expected="a folder of the checkout whose revisions are compared")
+    return Path(output.decode(errors="surrogateescape").rstrip("\n"))
 
 
 def resolve(top: Path, name: str) -> Revision | None:
-    """The commit or tree that a name means (branch, tag, hash, HEAD~2), or None if git knows no such name."""
+    """The commit or tree of a name (branch, tag, hash, HEAD~2), or None if git knows no such name."""
     for kind in ("commit", "tree"):
-        if said := _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{{kind}}}"):
-            return Revision(top, name, said.decode().strip())
+        if output := _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{{kind}}}"):
+            return Revision(top, name, output.decode().strip())
     return None
 
 
 def merge_base(old: Revision, new: Revision) -> Revision:
-    """The commit at which two revisions part, as in `A...B`. Raises DiffError."""
-    said = _git(old.top, "merge-base", old.tree, new.tree)
-    if said is None:
+    """The merge base of two revisions, as in `A...B`. Raises DiffError."""
+    output = _git(old.top, "merge-base", old.tree, new.tree)
+    if output is None:
         raise DiffError(f"{old.name} and {new.name} have no common commit", expected="two commits of one history",
                         action=f"write {old.name}..{new.name} to compare them as they are")
-    return Revision(old.top, f"{old.name}...{new.name}", said.decode().strip())
+    return Revision(old.top, f"{old.name}...{new.name}", output.decode().strip())
 
 
 def files(revision: Revision, path: str, suffix: str = ".json") -> dict[str, bytes]:
-    """The content of the file at `path`, or of every file below it with this suffix, by name from the top. Empty where there is
-    none."""
-    said = _git(revision.top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", revision.tree, "--", path or ".")
-    names = [os.fsdecode(n) for n in (said or b"").split(b"\0") if n]
+    """Content by path from the top: of the file at `path`, or of every file below it with this suffix. Empty if there is none."""
+    output = _git(revision.top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", revision.tree, "--", path or ".")
+    names = [os.fsdecode(n) for n in (output or b"").split(b"\0") if n]
     return {n: _blob(revision, n) for n in names if n == path or n.endswith(suffix)}
 
 
@@ -56,7 +55,7 @@ def _blob(revision: Revision, name: str) -> bytes:
     data = _git(revision.top, "cat-file", "blob", f"{revision.tree}:{name}")
     if data is None:
         raise DiffError(f"{revision.name}:{name} can't be read", expected="a whole repository",
-                        action="fetch what is missing: git fetch --unshallow, or git fsck to see the damage")
+                        action="fetch missing objects with git fetch --unshallow, or find the damage with git fsck")
     return data
 
 
@@ -65,6 +64,6 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
     try:
         done = subprocess.run(["git", "--literal-pathspecs", *arguments], cwd=folder, capture_output=True)
     except FileNotFoundError:
-        raise DiffError("git is not on PATH", expected="git, to read revisions", action="install git, or name files and "
-                        "folders instead of revisions") from None
+        raise DiffError("git is not on PATH", expected="git, to read revisions",
+                        action="install git, or name files and folders instead of revisions") from None
     return done.stdout if done.returncode == 0 else None

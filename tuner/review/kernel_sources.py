@@ -1,8 +1,8 @@
-"""Digests of the kernels in a folder of sources, read and never run: the sources of a revision that is reviewed are not trusted.
+"""Digests of the kernels in a folder of sources, which are read and never run: a revision under review isn't trusted.
 
-The digest of a kernel is that of `kernels.bundle.kernel_digest`: of the jitted functions involved and their global constants. It
-is resolved in the syntax trees of kernels/*.py: the tables of the registry, each operation's function, the functions that one
-calls, and constants made of numbers and text. Sources that need another way to be understood have no digest here, and a reason.
+The digest is that of `kernels.bundle.kernel_digest`: of the jitted functions involved and their global constants. It is resolved
+in the syntax trees of kernels/*.py: the registry's tables, each operation's function, the functions it calls, constants made of
+numbers and text. Other constructs raise Unreadable with a reason.
 """
 
 import ast
@@ -15,9 +15,9 @@ from ...kernels.bundle import normalised_source
 
 REGISTRY = "registry"  # kernels/registry.py, whose tables name each kernel's operation
 TABLES = ("TUNABLE", "FIXED")
-OUTSIDE = ("triton",)  # packages whose functions no digest holds
-MADE_OF = {"Operation": "kernel", "FixedKernel": "operation"}  # constructors, and the argument that leads to the jitted function
-CALLS = ("tl.constexpr", "FixedSchedule", "PrefillSchedule", *MADE_OF)  # of objects that no digest holds
+OUTSIDE = ("triton",)  # packages whose functions aren't part of a digest
+MADE_OF = {"Operation": "kernel", "FixedKernel": "operation"}  # constructors, with the argument that leads to the jitted function
+CALLS = ("tl.constexpr", "FixedSchedule", "PrefillSchedule", *MADE_OF)  # make objects that aren't part of a digest
 OBJECTS = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.ClassDef, ast.Lambda, ast.DictComp, ast.ListComp, ast.Subscript)
 ARITHMETIC = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
 JITTED = ("triton.jit", "jit", "triton.constexpr_function", "constexpr_function")
@@ -25,12 +25,12 @@ Constant = int | float | str | bool
 
 
 class Unreadable(Exception):
-    """Sources whose meaning only running them would tell."""
+    """Sources that can't be resolved without running them."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A jitted function and the module that it stands in."""
+    """A jitted function and its module."""
 
     module: str
     node: ast.FunctionDef
@@ -38,25 +38,25 @@ class Function:
 
 @dataclass
 class Sources:
-    """kernels/*.py by module name. Trees are parsed when they are asked for."""
+    """Texts of kernels/*.py by module name, parsed on demand."""
 
     texts: Mapping[str, str]
     trees: dict[str, dict[str, ast.AST]] = field(default_factory=dict)
 
     def names(self, module: str) -> dict[str, ast.AST]:
-        """Each name of a module's top level with the statement or value that it is bound to; the last one, as Python has it."""
+        """Statement or value by name at a module's top level; of several, the last."""
         if module not in self.texts:
             raise Unreadable(f"there is no kernels/{module}.py")
         if module not in self.trees:
             try:
                 tree = ast.parse(self.texts[module])
             except (SyntaxError, ValueError, RecursionError) as e:
-                raise Unreadable(f"kernels/{module}.py is no Python: {e}") from None
+                raise Unreadable(f"kernels/{module}.py isn't Python: {e}") from None
             self.trees[module] = dict(_bound(tree.body))
         return self.trees[module]
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
-        """(module, value) of a name, through imports between the kernels' files; None if it is from elsewhere or not there."""
+        """(module, value) of a name, through imports between files of kernels/; None if it is undefined or from elsewhere."""
         value = self.names(module).get(name)
         if not isinstance(value, ast.ImportFrom):
             return None if value is None or isinstance(value, ast.Import) else (module, value)
@@ -66,11 +66,11 @@ class Sources:
         return None
 
     def module_of(self, module: str, name: str) -> str:
-        """The kernels' file that a name means, as in `from . import linear`."""
+        """The file of kernels/ that a name refers to, as in `from . import linear`."""
         value = self.names(module).get(name)
         if isinstance(value, ast.ImportFrom) and value.level == 1 and value.module is None:
             return next(a.name for a in value.names if (a.asname or a.name) == name)
-        raise Unreadable(f"kernels/{module}.py: {name} is no file of kernels/")
+        raise Unreadable(f"kernels/{module}.py: {name} isn't a file of kernels/")
 
 
 def _bound(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
@@ -86,7 +86,7 @@ def _bound(statements: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
             yield one.target.id, one.value
         elif isinstance(one, ast.If) and _is_type_checking(one.test):
             continue
-        elif not isinstance(one, ast.Expr):  # a loop, a condition, a try: names that only running would tell
+        elif not isinstance(one, ast.Expr):  # a loop, a condition, a try: its names can't be resolved without running it
             yield from ((n.id, one) for n in ast.walk(one) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 
@@ -105,7 +105,7 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def digests(texts: Mapping[str, str]) -> dict[str, str]:
-    """The digest of each kernel by its name. texts: kernels/*.py by module name. Raises Unreadable."""
+    """Digest by kernel. texts: kernels/*.py by module name. Raises Unreadable."""
     sources = Sources(texts)
     made: dict[tuple[str, str], str] = {}
     found = {}
@@ -121,7 +121,7 @@ def _kernels(sources: Sources) -> Iterator[tuple[str, Function]]:
         found = sources.find(REGISTRY, table)
         module, value = found or (REGISTRY, None)
         if not isinstance(value, ast.Dict):
-            raise Unreadable(f"kernels/{module}.py: {table} is no table that can be read without running it")
+            raise Unreadable(f"kernels/{module}.py: {table} can't be read without running it")
         for key, operation in zip(value.keys, value.values):
             if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
                 raise Unreadable(f"kernels/{module}.py: {table} has a key that isn't text")
@@ -129,7 +129,7 @@ def _kernels(sources: Sources) -> Iterator[tuple[str, Function]]:
 
 
 def _function(sources: Sources, module: str, value: ast.AST) -> Function:
-    """The jitted function that an expression leads to."""
+    """The jitted function that an expression refers to."""
     if isinstance(value, ast.FunctionDef):
         return Function(module, value)
     if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
@@ -141,13 +141,13 @@ def _function(sources: Sources, module: str, value: ast.AST) -> Function:
         by_name = [k.value for k in value.keywords if k.arg == wanted]
         if len(value.args[:1] + by_name) == 1:
             return _function(sources, module, (value.args[:1] + by_name)[0])
-    raise Unreadable(f"kernels/{module}.py, line {getattr(value, 'lineno', 0)}: only running it would tell the kernel's function")
+    raise Unreadable(f"kernels/{module}.py, line {getattr(value, 'lineno', 0)}: a kernel's function that can't be resolved")
 
 
 def _named(sources: Sources, module: str, name: str) -> Function:
     found = sources.find(module, name)
     if found is None:
-        raise Unreadable(f"kernels/{module}.py: {name} is not there")
+        raise Unreadable(f"kernels/{module}.py: {name} is undefined")
     return _function(sources, *found)
 
 
@@ -178,7 +178,7 @@ def _text(sources: Sources, function: Function) -> str:
 
 
 def _names_in(sources: Sources, function: Function) -> list[str]:
-    """The global and attribute names that the function's code has: of its module, those that are bound there."""
+    """The global and attribute names in the function's code that its module defines."""
     bare = ast.FunctionDef(function.node.name, function.node.args, function.node.body, [], None, None, lineno=1, col_offset=0)
     for argument in (*bare.args.posonlyargs, *bare.args.args, *bare.args.kwonlyargs):
         argument.annotation = None
@@ -196,7 +196,7 @@ def _is_jitted(node: ast.FunctionDef) -> bool:
 
 
 def _require_outside(sources: Sources, module: str, name: str) -> None:
-    """Raises Unreadable for a name that is imported from where a constant of the project may come from."""
+    """Raises Unreadable for an import that may be one of the project's constants."""
     value = sources.names(module)[name]
     if isinstance(value, ast.Import):
         return  # a module is neither a jitted function nor a constant
@@ -217,7 +217,7 @@ def _constant(sources: Sources, module: str, value: ast.AST) -> Constant | None:
     powers = [n.right for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Pow | ast.LShift)]
     bounded = all(isinstance(p, ast.Constant) and isinstance(p.value, int) and p.value <= 64 for p in powers)
     if not isinstance(value, ast.expr) or not bounded or not all(isinstance(n, ARITHMETIC) for n in nodes):
-        raise Unreadable(f"kernels/{module}.py, line {getattr(value, 'lineno', 0)}: only running it would tell the constant")
+        raise Unreadable(f"kernels/{module}.py, line {getattr(value, 'lineno', 0)}: a constant that can't be resolved")
     names: dict[str, Constant | None] = {}
     for node in nodes:
         if isinstance(node, ast.Name) and node.id not in names:
@@ -225,7 +225,7 @@ def _constant(sources: Sources, module: str, value: ast.AST) -> Constant | None:
             names[node.id] = _constant(sources, *found) if found else None
     if not all(isinstance(n, int | float) for n in (*names.values(), *(n.value for n in nodes if isinstance(n, ast.Constant)))):
         return names[value.id] if isinstance(value, ast.Name) else None
-    try:  # numbers and arithmetic alone: nothing here calls anything
+    try:  # numbers and arithmetic alone, without calls
         computed = eval(compile(ast.Expression(value), module, "eval"), {"__builtins__": {}}, names)
     except ArithmeticError as e:
         raise Unreadable(f"kernels/{module}.py: {ast.unparse(value)}: {e}") from None

@@ -1,8 +1,8 @@
-"""OLD and NEW of `tune-kernels diff`: files, folders, offline reports or git revisions, read into collections.
+"""Reads OLD and NEW of `tune-kernels diff` into collections: files, folders, offline reports or git revisions.
 
-A path that exists is that path. Otherwise `A..B` is two revisions and `A...B` the commit where they part and B, each at
-`schedules/`; `REVISION:PATH` is a file or folder in a revision; `REVISION` alone is its `schedules/`. A revision without NEW is
-compared with the files on disk.
+An existing path is that path. Otherwise `A..B` means two revisions, and `A...B` their merge base and B, each at `schedules/`;
+`REVISION:PATH` is a file or folder in a revision; `REVISION` alone is its `schedules/`. A revision without NEW is compared with
+the files on disk.
 """
 
 import os
@@ -21,22 +21,21 @@ from .evidence import INSTALLED, Kernels, installed_kernels, kernels_from, kerne
 from .git import FOLDER, Revision
 from .kernel_sources import REGISTRY
 
-WHAT = "a file or folder of promoted schedules, an offline report or its folder, a git revision, REVISION:PATH or A..B"
-
-MOST_ROWS = 2_000  # promoted rows a side, which take about a second to check; a SKU's store has about ten a model
+ACCEPTED_NAMES = "a file or folder of promoted schedules, an offline report or its folder, a git revision, REVISION:PATH or A..B"
+MOST_ROWS = 2_000  # promoted rows per side: about a second to check; a SKU's store has about ten per model
 
 
 def collections(old: str, new: str | None, here: Path) -> tuple[Collection, Collection]:
-    """OLD and NEW, read. here: where paths start and whose repository has the revisions.
+    """The collections of OLD and NEW. here: the folder that relative paths start from, inside the repository of revisions.
 
     Raises:
-        DiffError: no such path or revision; a revision where a path is wanted; a report and schedules.
-        ScheduleError, ReportError: a file that is damaged, of a newer version, or something else.
+        DiffError: no such path or revision; a lone path; a report against schedules.
+        ScheduleError, ReportError: a file that is damaged, of a newer version, or of another kind.
     """
     before, after = _both(old, new, here)
     if before.kind and after.kind and before.kind != after.kind:
         raise DiffError(f"{before.name} holds {_named(before.kind)}, {after.name} {_named(after.kind)}",
-                        expected="two of one kind")
+                        expected="two sides of one kind")
     return before, after
 
 
@@ -48,13 +47,13 @@ def _both(old: str, new: str | None, here: Path) -> tuple[Collection, Collection
     if new is not None:
         return _one(old, here), _one(new, here)
     if os.path.exists(here / old):  # unlike Path.exists, False for a name that is too long
-        raise DiffError(f"{old} is compared with nothing", expected="OLD and NEW, or a git revision alone",
+        raise DiffError(f"{old} is a path without another side", expected="OLD and NEW, or a git revision alone",
                         action=f"name the other side, for example HEAD:{old} {old}")
     if ".." in old and (found := _range(old, here)):
         return found
     found_revision = _revision(old, here)
     if found_revision is None:
-        raise DiffError(f"{old[:200]} is no file, folder or git revision", expected=WHAT)
+        raise DiffError(f"{old[:200]} is no file, folder or git revision", expected=ACCEPTED_NAMES)
     revision, path = found_revision
     on_disk = revision.top / path
     if not on_disk.exists():
@@ -67,7 +66,7 @@ def _one(name: str, here: Path) -> Collection:
         return _on_disk(here / name, name)
     found = _revision(name, here)
     if found is None:
-        raise DiffError(f"{name[:200]} is no file, folder or git revision", expected=WHAT)
+        raise DiffError(f"{name[:200]} is no file, folder or git revision", expected=ACCEPTED_NAMES)
     return _at(*found, name)
 
 
@@ -80,19 +79,19 @@ def _range(name: str, here: Path) -> tuple[Collection, Collection] | None:
     for side, revision in ((first, old), (last, new)):
         if revision is None:
             raise DiffError(f"{name}: git knows no revision {side or 'HEAD'!r}", expected="A..B of two revisions",
-                            action="git fetch, where it is another machine's")
+                            action="run git fetch if it is another machine's")
     assert old and new
     start = diff_git.merge_base(old, new) if dots == "..." else old
     return _at(start, FOLDER, start.tree[:12] if dots == "..." else _shown(old)), _at(new, FOLDER, _shown(new))
 
 
 def _shown(revision: Revision) -> str:
-    """Its name, a whole hash cut short."""
+    """Its name; a full hash is shortened."""
     return revision.name[:12] if revision.name == revision.tree else revision.name
 
 
 def _revision(name: str, here: Path) -> tuple[Revision, str] | None:
-    """The revision and the path in it that a name means, or None. A path starts at the top of the repository."""
+    """(revision, path from the repository's top) of a name, or None."""
     try:
         top = diff_git.top_of(here)
     except DiffError:
@@ -120,7 +119,7 @@ def _at(revision: Revision, path: str, name: str) -> Collection:
 
 
 def _kernels_at(revision: Revision) -> Kernels:
-    """The kernels of a revision of this project; those that are installed, of a repository that has schedules alone."""
+    """The kernels of a revision of this project; the installed ones for a repository without kernel sources."""
     found = {PurePosixPath(n).stem: data for n, data in diff_git.files(revision, "kernels", ".py").items()}
     if REGISTRY not in found:
         return installed_kernels()
@@ -131,8 +130,8 @@ def _kernels_at(revision: Revision) -> Kernels:
         return Kernels(name, {}, str(e))
 
 
-def _kernels_beside(path: Path) -> Kernels:
-    """The kernels of the checkout that a file or folder lies in; those that are installed, of any other."""
+def _kernels_of_checkout(path: Path) -> Kernels:
+    """The kernels of the checkout that contains a file or folder; the installed ones outside of a checkout."""
     for folder in path.resolve().parents:
         if (folder / "kernels" / f"{REGISTRY}.py").is_file():
             mine = folder / "kernels"
@@ -142,14 +141,15 @@ def _kernels_beside(path: Path) -> Kernels:
 
 def _on_disk(path: Path, name: str) -> Collection:
     if not path.is_dir():
-        return replace(_from_table(_table(str(path), _read(path)), name, str(path), path.parent), kernels=_kernels_beside(path))
+        made = _from_table(_table(str(path), _read(path)), name, str(path), path.parent)
+        return replace(made, kernels=_kernels_of_checkout(path))
     if (path / "report.json").exists():
         return Collection(name, REPORT, report_entries(read_report(path)), path)
     files = sorted([*path.glob("*.json"), *path.glob("*/*.json")])
     if not files and not (path / "recipes").is_dir():
-        raise DiffError(f"{name}: a folder without schedules or a report", expected=WHAT)
+        raise DiffError(f"{name}: a folder without schedules or a report", expected=ACCEPTED_NAMES)
     made = _promoted({str(p): _table(str(p), _read(p)) for p in files}, name, {str(p): str(p.resolve()) for p in files})
-    return replace(made, kernels=_kernels_beside(path / "schedules"))
+    return replace(made, kernels=_kernels_of_checkout(path / "schedules"))
 
 
 def _read(path: Path) -> bytes:
@@ -164,7 +164,7 @@ def _table(where: str, data: bytes) -> Table:
 
 
 def _from_table(table: Table, name: str, where: str, folder: Path | None) -> Collection:
-    """One file: an offline report or promoted schedules, as its schema says."""
+    """The collection of one file: an offline report or promoted schedules, by its schema."""
     schema = table.get("schema")
     if isinstance(schema, str) and schema.startswith(store.FAMILY):
         return _promoted({where: table}, name)
@@ -173,15 +173,15 @@ def _from_table(table: Table, name: str, where: str, folder: Path | None) -> Col
     except ReportError as e:
         if isinstance(schema, str) and "/" in schema:
             raise
-        raise DiffError(f"{where}: schema {schema!r}", expected=WHAT) from e
+        raise DiffError(f"{where}: schema {schema!r}", expected=ACCEPTED_NAMES) from e
 
 
 def _promoted(tables: Mapping[str, Table], name: str, places: Mapping[str, str] | None = None) -> Collection:
-    """Every promoted row of the files, in one collection. places: the path of each, in a folder of schedules. Raises
+    """The collection of all promoted rows of some files. places: path by file, to find files that look-up doesn't read. Raises
     ScheduleError."""
     count = sum(len(table["rows"]) for table in tables.values() if isinstance(table.get("rows"), list))
     if count > MOST_ROWS:
-        raise ScheduleError(f"{name}: {count:,} promoted rows", expected=f"at most {MOST_ROWS:,}: each is checked in every field",
+        raise ScheduleError(f"{name}: {count:,} promoted rows", expected=f"at most {MOST_ROWS:,}",
                             action="compare one file at a time")
     files = [store.parse(Fields(table, where, ScheduleError)) for where, table in sorted(tables.items())]
     seen: dict[str, str] = {}
@@ -192,6 +192,6 @@ def _promoted(tables: Mapping[str, Table], name: str, places: Mapping[str, str] 
     entries: list[Entry] = []
     for where, file in zip(sorted(tables), files):
         astray = places is not None and not places[where].endswith(f"/{file.name}")
-        misplaced = f"{where} holds rows of {file.name}: look-up never reads them there" if astray else ""
+        misplaced = f"{where} has rows of {file.name}: look-up never reads them there" if astray else ""
         entries += (replace(entry, misplaced=misplaced) for entry in promoted_entries([file]))
     return Collection(name, PROMOTED if entries else "", tuple(entries))

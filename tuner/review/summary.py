@@ -1,10 +1,10 @@
-"""A reviewer's first lines, before the rows: the change of the whole step's time, whether bits change, whether all evidence is
-there."""
+"""The summary before the rows: the change of the whole step's time, the state of bits and evidence."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 from ...schedules.promoted import Paired
 from ...shapes.errors import ShapeError
@@ -14,17 +14,19 @@ from .compare import STATUSES, Change, Diff, RowDiff
 from .evidence import OTHER_CLASS, installed_kernels
 from .times import SAME
 
-ONCE_A_STEP = ("lm_head", "fc")  # every other kernel runs once in each layer
+ONCE_PER_STEP = ("lm_head", "fc")  # other kernels run once per layer
 NOT_IN_THE_STEP = ("lm_head_logits",)  # greedy decoding runs the variant that writes no logits
+NUMBER_FORMAT = {"dtype": None, "terms": None}  # a shape's fields that the recipe fixes, not the model
 
-NUMBER_FORMAT = {"dtype": None, "terms": None}  # of a shape: all its other fields are the model's
+
+NameT = TypeVar("NameT", str, tuple[str, str])
 
 
 @dataclass(frozen=True)
 class Step:
-    """The sum of one step's kernels, each as often as the model runs it. place: SKU, model, recipe; ratio: of the sums, with
-    the interval that all kernels at an end of theirs would give; counted: kernels in the sums; left_out: the model's others,
-    which aren't promoted or can't be compared."""
+    """The sum of one step's kernel times, each times its number of runs. place: SKU, model, recipe. ratio: new over old.
+    interval: of the ratio if all kernels are at the same end of theirs. counted: kernels in the sums. left_out: the model's other
+    kernels, which aren't promoted or aren't comparable."""
 
     place: tuple[str, str, str]
     old_us: float
@@ -38,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class FullModel:
-    """The whole step's time in the full model, measured when these kernels were promoted: new over old, by mode."""
+    """The whole step's time in the full model, new over old, in one mode, measured when these kernels were promoted."""
 
     mode: str
     paired: Paired
@@ -47,9 +49,9 @@ class FullModel:
 
 @dataclass(frozen=True)
 class Summary:
-    """bits, evidence: rows of the new side by their state; weights: those of the evidence, random ones marked; everywhere:
-    differences of place and toolchain in every pair; toolchain: its other differences, with their number of rows; verdicts:
-    variants by (old verdict, new verdict), in reports; artefacts: rows by the most important fact that changed."""
+    """Numbers of rows: by status; times, bits, evidence by state; weights by name; kernels_changed: kernels with changed source.
+    everywhere: differences of place and toolchain in every pair. toolchain: other differences, with their number of rows.
+    verdicts: number of variants by (old, new), in reports. artefacts: number of rows by their most important changed fact."""
 
     statuses: Mapping[str, int]
     steps: tuple[Step, ...]
@@ -70,8 +72,8 @@ def summarise(diff: Diff) -> Summary:
     differing = [row for row in rows if row.status in ("changed", "added")]
     everywhere = diff.everywhere
     tools = Counter(c for row in rows for c in row.toolchain if c not in everywhere)
-    verdicts = Counter((row.old.facts.verdict, row.new.facts.verdict) for row in rows
-                       if row.old and row.new and row.old.facts.verdict and row.new.facts.verdict)
+    verdicts = ((row.old.facts.verdict, row.new.facts.verdict) for row in rows
+                if row.old and row.new and row.old.facts.verdict and row.new.facts.verdict)
     return Summary(
         {status: diff.count(status) for status in STATUSES}, tuple(_steps(rows)), tuple(_full_model(differing)),
         _sorted(row.time.verdict for row in differing if row.time),
@@ -79,16 +81,12 @@ def summarise(diff: Diff) -> Summary:
         _sorted(row.evidence.state for row in rows if row.evidence),
         _sorted(words.weights(row.evidence) for row in rows if row.evidence),
         everywhere, tuple(sorted(tools.items(), key=lambda item: words.change(item[0]))),
-        tuple(sorted({row.entry.kernel for row in rows if row.kernel_changed})), _sorted_pairs(verdicts),
+        tuple(sorted({row.entry.kernel for row in rows if row.kernel_changed})), _sorted(verdicts),
         dict(Counter(row.facts[0].name for row in rows if row.facts)))
 
 
-def _sorted(names: Iterable[str]) -> dict[str, int]:
+def _sorted(names: Iterable[NameT]) -> dict[NameT, int]:
     return dict(sorted(Counter(names).items()))
-
-
-def _sorted_pairs(counts: Counter[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    return dict(sorted(counts.items()))
 
 
 def _bits(row: RowDiff) -> str:
@@ -121,14 +119,14 @@ def _model(name: str) -> ModelShape | None:
 
 
 def _is_the_models(row: RowDiff, model: ModelShape) -> bool:
-    """Whether the row has the sizes that its kernel has in the model. The number format is the recipe's."""
+    """Whether the row has its kernel's sizes in the model."""
     shapes = model.kernel_shapes()
     sizes = {**shape_to_dict(row.entry.shape), **NUMBER_FORMAT}
     return row.entry.kernel in shapes and {**shape_to_dict(shapes[row.entry.kernel]), **NUMBER_FORMAT} == sizes
 
 
 def _step(place: tuple[str, str, str], by_kernel: Mapping[str, RowDiff], model: ModelShape) -> Step | None:
-    """None if no kernel of the step has two times that compare, or none of them changed."""
+    """None if no kernel of the step has comparable times, or none of them changed."""
     old = low = high = new = 0.0
     counted, left_out = [], []
     for kernel in (k for k in model.kernel_shapes() if k not in NOT_IN_THE_STEP):
@@ -136,7 +134,7 @@ def _step(place: tuple[str, str, str], by_kernel: Mapping[str, RowDiff], model: 
         if time is None or time.old is None or time.new is None or (time.ratio is None and time.verdict != SAME):
             left_out.append(kernel)
             continue
-        times = 1 if kernel in ONCE_A_STEP else model.num_layers
+        times = 1 if kernel in ONCE_PER_STEP else model.num_layers
         was, (least, most) = times * time.old.median_us, time.interval or (1.0, 1.0)
         old, new, low, high = old + was, new + was * (time.ratio or 1.0), low + was * least, high + was * most
         counted.append(kernel)
@@ -146,7 +144,7 @@ def _step(place: tuple[str, str, str], by_kernel: Mapping[str, RowDiff], model: 
 
 
 def _full_model(rows: Iterable[RowDiff]) -> Iterable[FullModel]:
-    """One entry for each measurement: kernels promoted together share theirs."""
+    """One entry per measurement, which kernels promoted together share."""
     found: dict[tuple[str, Paired], list[str]] = {}
     for row in rows:
         promoted = row.new.promoted if row.new else None
@@ -156,27 +154,27 @@ def _full_model(rows: Iterable[RowDiff]) -> Iterable[FullModel]:
 
 
 def lines(diff: Diff, summary: Summary) -> list[tuple[str, str]]:
-    """The summary in words: (label, text), in the order of importance."""
+    """The summary as (label, text), in order of importance."""
     counts = ", ".join(f"{n:,} {status}" for status, n in summary.statuses.items() if n)
-    said = [("rows", counts or "no promoted schedules on either side")]
-    said += [("step", _step_words(step)) for step in summary.steps]
-    said += [("full model", f"{f.mode}: {words.change_of(f.paired.ratio, f.paired.interval)} a step, measured when "
-              f"{', '.join(f.kernels)} went in") for f in summary.full_model]
-    said += [(label, ", ".join(f"{n:,} {name}" for name, n in by_name.items()))
-             for label, by_name in (("times", summary.times), ("bits", summary.bits), ("evidence", summary.evidence),
-                                   ("weights", summary.weights)) if by_name]
-    said += [("verdicts", f"{n:,} {old}, now {new}") for (old, new), n in summary.verdicts.items() if old != new]
+    found = [("rows", counts or "no promoted schedules on either side")]
+    found += [("step", _step_words(step)) for step in summary.steps]
+    found += [("full model", f"{f.mode}: {words.change_of(f.paired.ratio, f.paired.interval)} per step, measured at the "
+               f"promotion of {', '.join(f.kernels)}") for f in summary.full_model]
+    found += [(label, ", ".join(f"{n:,} {name}" for name, n in by_name.items()))
+              for label, by_name in (("times", summary.times), ("bits", summary.bits), ("evidence", summary.evidence),
+                                     ("weights", summary.weights)) if by_name]
+    found += [("verdicts", f"{n:,} {old}, now {new}") for (old, new), n in summary.verdicts.items() if old != new]
     if summary.artefacts:
         named = ((words.FACT_NAMES.get(name, name), n) for name, n in summary.artefacts.items())
-        said.append(("differ in", ", ".join(f"{name} {n:,}" for name, n in named)))
+        found.append(("differ in", ", ".join(f"{name} {n:,}" for name, n in named)))
     if summary.kernels_changed:
-        said.append(("kernel source", f"changed in {', '.join(summary.kernels_changed)}"))
+        found.append(("kernel source", f"changed in {', '.join(summary.kernels_changed)}"))
     if diff.kernels and diff.kernels != installed_kernels():
-        said.append(("judged by", diff.kernels.name))
+        found.append(("checked against", diff.kernels.name))
     if summary.everywhere:
-        said.append(("everywhere", ", ".join(map(words.change, summary.everywhere))))
-    said += [("toolchain", f"{words.change(c)} in {words.counted(n, 'row')}") for c, n in summary.toolchain]
-    return said
+        found.append(("everywhere", ", ".join(map(words.change, summary.everywhere))))
+    found += [("toolchain", f"{words.change(c)} in {words.counted(n, 'row')}") for c, n in summary.toolchain]
+    return found
 
 
 def _step_words(step: Step) -> str:

@@ -1,8 +1,7 @@
 """The change of a kernel's time: faster, slower, tie, or not comparable.
 
-Where the new row was timed against the old one in the same rounds, that paired comparison decides. Otherwise two medians of
-separate runs are compared, and only where SKU, driver and clocks are the same; their intervals must not overlap. A
-difference is claimed only when the interval of the ratio excludes 1.
+If the new row was timed against the old one in the same rounds, that paired comparison decides. Otherwise the medians of separate
+runs are compared, if SKU, driver and clocks are equal. A difference is claimed only if the interval of the ratio excludes 1.
 """
 
 from collections.abc import Mapping
@@ -12,13 +11,13 @@ from ...schedules.promoted import Distribution, PromotedSchedule
 
 FASTER, SLOWER, TIE, NOT_COMPARABLE, SAME = "faster", "slower", "tie", "not comparable", "same"
 PAIRED, SEPARATE, AGAINST_PREVIOUS = "paired", "separate runs", "against the schedule before it"
-CLOCK_TOLERANCE = 0.01  # a kernel's time changes at most as its clocks do: less than 1% of them is within a timing's noise
+CLOCK_TOLERANCE = 0.01  # a kernel's time changes at most as its clocks do: below 1% that is within a timing's noise
 
 
 @dataclass(frozen=True)
 class TimeChange:
-    """old, new: the distributions; ratio: new over old with its 95% interval, None if not comparable. basis: how the
-    two came to be compared; why: the reason why they can't be."""
+    """old, new: the distributions. ratio: new over old, with its 95% interval; None if not comparable. basis: the kind of
+    comparison. why: the reason why they aren't comparable."""
 
     verdict: str
     old: Distribution | None
@@ -35,8 +34,8 @@ def verdict_of(interval: tuple[float, float]) -> str:
 
 
 def time_change(old: PromotedSchedule | None, new: PromotedSchedule | None) -> TimeChange | None:
-    """None if nothing was timed, as in an offline report. A new row is compared with the schedule that it was
-    measured against, which its timing holds."""
+    """The change of time; None if nothing was timed, as in an offline report. An added row is compared with the schedule that it
+    was timed against, which its timing contains."""
     if new is None:
         return TimeChange(NOT_COMPARABLE, old.timing.times, None, why="removed") if old else None
     before = new.timing.previous
@@ -62,7 +61,7 @@ def _is_before(old: PromotedSchedule, new: PromotedSchedule) -> bool:
 
 
 def _not_comparable(old: PromotedSchedule, new: PromotedSchedule) -> str:
-    """Why two separate runs can't be compared, or ""."""
+    """The reason why two separate runs can't be compared, or an empty string."""
     if old.target != new.target:
         return "other SKU"
     if old.timing.driver != new.timing.driver:

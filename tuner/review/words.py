@@ -1,4 +1,4 @@
-"""The words and numbers of a difference, the same in every format."""
+"""The words and numbers of a difference, shared by all formats."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,13 +24,13 @@ def row_name(row: RowDiff) -> str:
 
 
 def shape(sizes: KernelShape) -> str:
-    """The sizes by name, the element type alone; false fields and a single term are left out."""
-    said = {k: v for k, v in vars(sizes).items() if v is not False and (k, v) != ("terms", 1)}
-    return ", ".join(str(v) if isinstance(v, str) else k if v is True else f"{k} {v}" for k, v in said.items())
+    """`N 3584, K 18944, e4m3`, without false fields and a single term."""
+    shown = {k: v for k, v in vars(sizes).items() if v is not False and (k, v) != ("terms", 1)}
+    return ", ".join(str(v) if isinstance(v, str) else k if v is True else f"{k} {v}" for k, v in shown.items())
 
 
 def value(found: Value) -> str:
-    """`1,024`, `true`, `QGMMA HGMMA`, or a dash for a value that isn't known."""
+    """`1,024`, `true`, `QGMMA HGMMA`, or a dash for an unknown value."""
     if found is None:
         return NONE
     if isinstance(found, bool):
@@ -41,7 +41,7 @@ def value(found: Value) -> str:
 
 
 def fact(one: Change) -> str:
-    """As `change`, of a fact of the artefact: by the name that people use."""
+    """As `change`, with a fact's display name."""
     return change(replace(one, name=FACT_NAMES.get(one.name, one.name)))
 
 
@@ -51,19 +51,19 @@ def change(one: Change) -> str:
 
 
 def change_of(ratio: float, interval: tuple[float, float]) -> str:
-    """A ratio new/old as a change of time: `−6.3% [−6.8, −5.9]`, interval 95%."""
+    """A ratio new/old with its 95% interval, as `−6.3% [−6.8, −5.9]`."""
     low, high = interval
     return f"{percent(ratio)}% [{percent(low)}, {percent(high)}]"
 
 
 def percent(ratio: float) -> str:
-    """With a true minus; a change that rounds to nothing is 0.0 without a sign."""
+    """The change in percent, with a typographic minus; `0.0` without a sign."""
     text = f"{100 * (ratio - 1):+.1f}"
     return "0.0" if float(text) == 0 else text.replace("-", "−")
 
 
 def times(found: Distribution | None) -> str:
-    """`34.90 [34.85, 34.97] µs`: median and the 95% interval of it."""
+    """`34.90 [34.85, 34.97] µs`: the median with its 95% interval."""
     if found is None:
         return NONE
     digits = 1 if found.median_us >= 100 else 2
@@ -72,7 +72,7 @@ def times(found: Distribution | None) -> str:
 
 
 def time_verdict(time: TimeChange | None) -> str:
-    """`faster −6.3% [−6.8, −5.9]`, `tie …`, `not comparable: other driver: …`, or nothing if nothing was timed."""
+    """`faster −6.3% [−6.8, −5.9]`, `tie …`, `not comparable: other driver: …`, or an empty string if nothing was timed."""
     if time is None:
         return ""
     if time.verdict == SAME:
@@ -84,7 +84,7 @@ def time_verdict(time: TimeChange | None) -> str:
 
 
 def weights(state: EvidenceState) -> str:
-    """Random weights are marked as such wherever evidence is shown."""
+    """`weights NAME`, or `RANDOM WEIGHTS (random:0)`."""
     return f"RANDOM WEIGHTS ({state.weights})" if state.random else f"weights {state.weights.removeprefix('path:')}"
 
 
@@ -97,12 +97,12 @@ def evidence(state: EvidenceState | None) -> str:
 
 
 def checks(state: EvidenceState) -> str:
-    """How many of each kind passed: `reference 1/1, rows 9/9`."""
+    """Passed checks of each kind: `reference 1/1, rows 9/9`."""
     return ", ".join(f"{kind} {c.passed}/{c.run}" for kind, c in sorted(state.checks.items())) or "none"
 
 
 def knobs(row: RowDiff) -> list[str]:
-    """The changed knobs; the whole schedule where none changed; of a new row, also the schedule before it."""
+    """The changed knobs. Without any: the whole schedule, and for an added row the different knobs of the schedule before it."""
     promoted = row.new.promoted if row.new else None
     before = promoted.timing.previous if promoted and row.old is None else None
     differs = changes(vars(before.schedule), vars(row.entry.schedule)) if before else ()
@@ -111,14 +111,14 @@ def knobs(row: RowDiff) -> list[str]:
 
 
 def artefact(row: RowDiff) -> list[str]:
-    """The changes of the artefact; of a row on one side, its facts."""
+    """The artefact's changes; for a row with one side, its facts."""
     if row.old is None or row.new is None:
         return _known(row.entry.facts)
     old, new = row.old.facts, row.new.facts
     if old.verdict != new.verdict:
         return [f"{_verdict(old)} → {_verdict(new)}", *_known(old if new.rejected else new)]
     found = [fact(c) for c in row.facts if c.name != "cubin_sha256"]
-    return found or (["other machine code, alike in all that is read"] if row.facts else [])
+    return found or (["other machine code, equal facts"] if row.facts else [])
 
 
 def _verdict(facts: Facts) -> str:
@@ -134,7 +134,7 @@ def _known(facts: Facts) -> list[str]:
 
 
 def whole_artefact(row: RowDiff) -> list[str]:
-    """All that was read in the artefact of the row's side that `entry` is."""
+    """All known facts of `entry`'s artefact."""
     facts = row.entry.facts
     rest = {"stack_bytes": facts.stack_bytes, "shared_bytes": facts.shared_bytes, "tmem_columns": facts.tmem_columns,
             "blocks_per_sm": facts.blocks_per_sm}
@@ -142,7 +142,7 @@ def whole_artefact(row: RowDiff) -> list[str]:
 
 
 def bits(row: RowDiff) -> str:
-    """`same class`; another class with its consequence."""
+    """`same class`, or another class with its consequence."""
     if row.bits is None or row.status == "removed":
         return ""
     if row.status == "added":
@@ -155,13 +155,13 @@ def bits(row: RowDiff) -> str:
 
 
 def notes(row: RowDiff, everywhere: Sequence[Change] = ()) -> list[str]:
-    """Changes besides schedule, artefact, time and bits that not every row has."""
+    """Changes of place, toolchain and kernel source, without those that every row has."""
     found = [change(c) for c in (*row.places, *row.toolchain) if c not in everywhere]
     return [*found, "kernel source changed"] if row.kernel_changed else found
 
 
 def schedule(row: RowDiff) -> str:
-    """The whole schedule of the row's side that `entry` is, in words."""
+    """The whole schedule of `entry`, in words."""
     return describe_schedule(vars(row.entry.schedule))
 
 

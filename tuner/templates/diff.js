@@ -7,7 +7,7 @@
     textColumn("artefact"),
     ...(data.promoted ? [textColumn("drawn", "times"), numberColumn("ratio", "change"), textColumn("time", "verdict"),
       textColumn("bits_words", "bits"), textColumn("evidence")] : []),
-    ...(data.beside ? [textColumn("notes", "besides")] : []),
+    ...(data.notes ? [textColumn("notes", "other changes")] : []),
     textColumn("refused", "check"),
   ];
   const TITLES = {

@@ -225,7 +225,7 @@ def test_a_worker_that_dies_is_reported_and_tried_again_next_time(tmp_path: Path
         for i, (task, result) in enumerate(original(executor, function, tasks, in_flight=in_flight)):
             if i == 0:
                 record_path(tmp_path, task.record_key).unlink()
-                result = pool.Died(True, "used more than its 60 s of processor time")
+                result = pool.Died(True, "exceeded its 60 s of processor time")
             yield task, result
 
     monkeypatch.setattr(pool, "run", one_dies)

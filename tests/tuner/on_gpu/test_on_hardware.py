@@ -30,7 +30,7 @@ def measurer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuMeasurer]:
 
 
 @pytest.mark.parametrize(("kind", "stage", "said"), [
-    ("crash", "crash", "illegal memory access"), ("hang", "hang", "did not end in its time"),
+    ("crash", "crash", "illegal memory access"), ("hang", "hang", "did not end within its wall time"),
     ("nothing", "reference", "36864 of 36864 outputs were not written"), ("wrong", "reference", "relative RMS error"),
     ("unsteady", "rows", "bits differ"), ("memory", "crash", "out of memory"),
 ])

@@ -163,7 +163,7 @@ WRONG = {
     OTHER_SPLIT: Failure("reference", "relative RMS error 1.0e+00"),
     candidates()[2]: Failure("determinism", "3 of 8 runs gave other bits"),
     candidates()[3]: Failure("rows", "bits differ: row 3 alone"),
-    candidates()[4]: Failure("hang", "did not end in its time"),
+    candidates()[4]: Failure("hang", "did not end within its wall time"),
     candidates()[5]: Failure("crash", "AcceleratorError: an illegal memory access"),
 }
 

@@ -104,7 +104,7 @@ def test_a_path_that_exists_is_no_revision(history: Path) -> None:
     ("nowhere", None, "nowhere is no file, folder or git revision"), ("first", "nowhere", "nowhere is no file"),
     ("first..nowhere", None, "git knows no revision 'nowhere'"), ("--output=x..HEAD", None, "git knows no revision '--output=x'"),
     ("first:nothing/here", "second", "no nothing/here in that revision"),
-    ("schedules", None, "schedules is compared with nothing"),
+    ("schedules", None, "schedules is a path without another side"),
     (f"first:schedules/{NAME}x", "second", "no schedules/nvidia-h200"), ("second...none^", None, "git knows no revision 'none^'"),
 ])
 def test_what_is_not_there_is_named(history: Path, old: str, new: str | None, said: str) -> None:

@@ -33,7 +33,7 @@ def measurer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuMea
 
 
 @pytest.mark.parametrize(("num_stages", "stage", "said"), [
-    (2, "crash", "SIGSEGV"), (3, "hang", "did not end in its time"),
+    (2, "crash", "SIGSEGV"), (3, "hang", "did not end within its wall time"),
 ])
 def test_a_candidate_that_kills_the_worker_is_named(measurer: GpuMeasurer, num_stages: int, stage: str, said: str) -> None:
     found = measurer.time(PROBLEM, {"good": candidate(1), "bad": candidate(num_stages), "last": candidate(1)}, "race", 3, 0)
