@@ -1,11 +1,11 @@
-"""Marks of a drawing, in pixels, which templates/drawing.html writes as SVG; the axis and the interval that pages share."""
+"""Marks of a drawing, in pixels, which templates/drawing.html writes as SVG; axes, intervals and forest plots for all pages."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-WIDTH, LABELS, RIGHT = 340, 104, 10  # of a drawing, of the labels on its left, of its right margin, in pixels
-ROW, AXIS = 17, 30  # height of a row, of an axis with its labels and title
+WIDTH, LABELS, RIGHT = 340, 104, 10  # widths in pixels: a drawing, the labels on its left, its right margin
+ROW, AXIS = 17, 30  # heights in pixels: a row, an axis with its labels and title
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Label:
 
 @dataclass
 class Drawing:
-    """title: read out where the drawing isn't seen."""
+    """title: for screen readers."""
 
     title: str
     height: float
@@ -57,7 +57,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from `low` to `high` on pixels from `start` to `end`; beyond its ends a value is drawn at the end."""
+    """Maps values from `low` to `high` to pixels from `start` to `end`; values outside are clipped."""
 
     low: float
     high: float
@@ -78,7 +78,7 @@ class Scale:
 
 
 def scale_of(values: Sequence[float], start: float = LABELS, end: float = WIDTH - RIGHT, most: float | None = None) -> Scale:
-    """A scale over these values with some room. most: where it ends at the latest."""
+    """A scale over these values with some room. most: maximum of its upper end."""
     low, high = min(values), max(values)
     high = max(low, min(high, most)) if most is not None else high
     room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
@@ -95,7 +95,7 @@ def axis(drawing: Drawing, scale: Scale, top: float, bottom: float, unit: str) -
 
 
 def interval(drawing: Drawing, scale: Scale, ends: tuple[float, float], middle: float, y: float, kind: str) -> None:
-    """A line from end to end with a dot at the middle; an arrow where that is off the scale."""
+    """A line from end to end with a dot at the middle; an arrow if the middle is off the scale."""
     if middle > scale.high:
         drawing.labels.append(Label(scale.end, y + 3.5, "end", f"{middle:.4g} →"))
         return
@@ -114,8 +114,7 @@ class Compared:
 
 
 def forest(title: str, rows: Sequence[Compared], unit: str, most: float | None = None) -> Drawing:
-    """Differences in percent, each with its interval; the line at 0 is no difference. most: percent where the axis ends at the
-    latest."""
+    """Differences in percent with their intervals, and a line at 0. most: maximum of the axis, in percent."""
     drawing = Drawing(title, ROW * len(rows) + AXIS + 4)
     scale = scale_of([0.0, *(100 * (end - 1) for row in rows for end in row.interval)], most=most)
     bottom = ROW * len(rows) + 2

@@ -6,15 +6,15 @@ from ..shapes.errors import UserError
 
 
 class SpaceError(UserError):
-    """A space file that is wrong, or a space in which nothing is legal."""
+    """A wrong space file, or a space without a legal candidate."""
 
 
 class ReportError(UserError):
-    """A report that can't be read, or an id that isn't in it."""
+    """An unreadable report, or an id that isn't in it."""
 
 
 class DiffError(UserError):
-    """Two things that can't be compared, or a git revision that can't be read."""
+    """Two sides that can't be compared, or an unreadable git revision."""
 
 
 class OutputError(UserError):
@@ -24,13 +24,13 @@ class OutputError(UserError):
 
 
 def cannot_write(path: Path, error: OSError) -> OutputError:
-    """The user's error of a disk that refuses."""
-    return OutputError(f"{path}: {error.strerror or error}", expected="a folder that can be written, with room in it",
-                       action="free some space or name another folder with --out; what is finished is kept")
+    """The user's error for a failed write or read."""
+    return OutputError(f"{path}: {error.strerror or error}", expected="a writable folder on a disk with free space",
+                       action="free some space or name another folder with --out; finished work is kept")
 
 
 class GpuError(UserError):
-    """No GPU, an unlisted one, or one that work can't be done on."""
+    """No GPU, an unlisted one, or an unusable one."""
 
     exit_code = 1
 
@@ -42,11 +42,11 @@ class StorageError(UserError):
 
 
 class RecordingError(UserError):
-    """A recorded run that can't be read, or was made under other conditions."""
+    """A recorded run that is unreadable, or was made under other conditions."""
 
 
 class AssemblerDied(Exception):
-    """The assembler was killed by a signal: by a limit or for want of memory, through no fault of the candidate."""
+    """A signal killed the assembler: a limit or lack of memory, not the candidate's fault."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)

@@ -1,9 +1,9 @@
-"""Reading a cubin in-process: opcodes, local loads and stores in bytes, registers, stack. About 1 ms, no process, no limit
-to the architectures that a disassembler knows.
+"""Reads a cubin in-process: opcodes, local loads and stores in bytes, registers, stack. Takes about 1 ms, and doesn't depend on
+the architectures that a disassembler supports.
 
 An instruction is 16 bytes; its opcode is the low 9 bits. The table is empirical: `tests/tuner/offline/test_cubin.py` compares its
-counts with nvdisasm's. Anything unknown raises `Unreadable`, which becomes the verdict `not_inspectable`: no reading
-must ever look like 'no spills, no fallback'.
+counts with nvdisasm's. Anything unknown raises `Unreadable`, which becomes the verdict `not_inspectable`: an unknown instruction
+never passes as 'no spills, no fallback'.
 """
 
 import io
@@ -17,8 +17,8 @@ from elftools.elf.sections import SymbolTableSection
 
 # Bits 9 to 11 are the operand form, so that 0x9f0 and 0xdf0 are both HGMMA.
 TENSOR_OPCODES = {0x037: "IMMA", 0x03C: "HMMA", 0x03F: "DMMA", 0x07A: "QMMA", 0x1F0: "HGMMA", 0x1F1: "IGMMA", 0x1F3: "QGMMA"}
-ARCHES = (80, 86, 87, 89, 90, 100, 103, 120)  # architectures whose instructions are of this form
-UTC_MMA = 0x1EA  # UTCHMMA and UTCQMMA share it; bits 72 and 73 tell them apart
+ARCHES = (80, 86, 87, 89, 90, 100, 103, 120)  # architectures with this instruction format
+UTC_MMA = 0x1EA  # of UTCHMMA and UTCQMMA; bits 72 and 73 distinguish them
 UTC_KINDS = {0: "UTCHMMA", 3: "UTCQMMA"}
 STORE_LOCAL, LOAD_LOCAL, EXIT = 0x187, 0x183, 0x14D
 LOCAL_WIDTH = np.array([1, 1, 2, 2, 4, 8, 16, 0])  # bytes, by bits 73 to 75; 7 is unknown
@@ -27,12 +27,12 @@ REGISTERS, FRAME_SIZE = 0x2F, 0x11
 
 
 class Unreadable(Exception):
-    """A cubin, or an instruction in it, that isn't understood."""
+    """A cubin or PTX that can't be analysed."""
 
 
 @dataclass(frozen=True)
 class CubinFacts:
-    """The facts in one kernel's cubin. instructions: tensor-core family → count. Bytes are per thread, of static code."""
+    """The facts in one kernel's cubin. instructions: count by tensor-core family. Bytes are per thread, of static code."""
 
     arch: int
     instructions: dict[str, int] = field(default_factory=dict)
@@ -44,8 +44,7 @@ class CubinFacts:
 
 
 def read_cubin(cubin: bytes) -> CubinFacts:
-    """The facts of a cubin's one kernel. Raises Unreadable if the file, a section or a tensor-core instruction isn't
-    understood, or where it holds another number of kernels."""
+    """The facts of a cubin with one kernel. Raises Unreadable as read_kernels, and for another number of kernels."""
     kernels = read_kernels(cubin)
     if len(kernels) != 1:
         raise Unreadable(f"{len(kernels)} code sections; expected one kernel")
@@ -53,8 +52,7 @@ def read_cubin(cubin: bytes) -> CubinFacts:
 
 
 def read_kernels(cubin: bytes) -> dict[str, CubinFacts]:
-    """Name → facts of each kernel in a cubin, in the file's order. Raises Unreadable if the file, a section or a tensor-core
-    instruction isn't understood."""
+    """Facts by kernel in a cubin, in file order. Raises Unreadable for an unknown file, section or tensor-core instruction."""
     try:
         elf = ELFFile(io.BytesIO(cubin))
         arch = _arch(elf.header.e_flags)
@@ -69,7 +67,7 @@ def read_kernels(cubin: bytes) -> dict[str, CubinFacts]:
 
 
 def _facts(arch: int, code: bytes, attributes: dict[int, int]) -> CubinFacts:
-    """attributes: of this kernel, by number."""
+    """Facts of one kernel. attributes: value by number."""
     if REGISTERS not in attributes:
         raise Unreadable("no register count")
     low, high = _words(code)
@@ -88,7 +86,7 @@ def _facts(arch: int, code: bytes, attributes: dict[int, int]) -> CubinFacts:
 
 
 def _arch(e_flags: int) -> int:
-    """103 from the ELF flags: the second byte since CUDA 12.8's wheel tools, the lowest one before."""
+    """The architecture, such as 103: the second byte of the ELF flags since the tools of CUDA 12.8, the lowest byte before."""
     for arch in ((e_flags >> 8) & 0xFF, e_flags & 0xFF):
         if arch in ARCHES:
             return arch
@@ -110,13 +108,13 @@ def _local_bytes(opcode: np.ndarray, high: np.ndarray, which: int) -> int:
 
 
 def _attributes(info: bytes) -> dict[int, dict[int, int]]:
-    """Symbol → attribute → value of each kernel, from .nv.info: (format, attribute, size) headers of 4 bytes."""
+    """Value by symbol and attribute, from .nv.info, whose entries have a header (format, attribute, size) of 4 bytes."""
     found: dict[int, dict[int, int]] = {}
     at = 0
     while at + 4 <= len(info):
         form, attribute, size = info[at], info[at + 1], struct.unpack_from("<H", info, at + 2)[0]
         at += 4
-        if form == 4:  # a sized value: (symbol, number) where it is about a kernel
+        if form == 4:  # a sized value: (symbol, number) if it belongs to a kernel
             if size == 8 and at + 8 <= len(info):
                 symbol, value = struct.unpack_from("<II", info, at)
                 found.setdefault(symbol, {})[attribute] = value

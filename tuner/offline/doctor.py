@@ -17,7 +17,7 @@ from ..pool import default_jobs
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. ok: None where the thing is absent, which is no fault."""
+    """One finding. ok: None if the thing is absent, which isn't a fault."""
 
     what: str
     ok: bool | None
@@ -25,7 +25,7 @@ class Finding:
 
 
 def examine(recipe: str = "fp8-v1") -> list[Finding]:
-    """Checks everything; faults are findings, never exceptions."""
+    """All findings on this machine. Faults are findings, never exceptions."""
     numerics = load_recipe(recipe).numerics
     findings = [Finding("python", True, platform.python_version())]
     targets = [load_arch(a) for a in ARCHES]

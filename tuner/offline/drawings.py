@@ -1,5 +1,5 @@
-"""The drawings of report.html: which knob decides a verdict, and the registers of each artefact against its occupancy. Values are
-in a drawing's own units; the template makes SVG of them."""
+"""The drawings of report.html: the knobs that decide verdicts, and each artefact's registers against its occupancy. Values are in
+a drawing's own units; the template makes the SVG."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from .report import Variant
 
-MOST_KNOBS = 4  # of a kernel, those that decide most
+MOST_KNOBS = 4  # per kernel
 SHADES = 4
 WIDTH, HEIGHT = 560, 240  # of the drawing of registers and occupancy
 LEFT, RIGHT, TOP, BOTTOM = 34, 8, 8, 34  # its margins
@@ -19,7 +19,7 @@ REGISTER_TICKS, BLOCK_TICKS = (32, 64, 96, 128, 160, 192, 224, 255), (1, 2, 4, 8
 
 @dataclass(frozen=True)
 class Cell:
-    """A count in a summary table. query: the filter that a click sets, in the form of the page's URL hash."""
+    """A count in a summary table. query: the filter that a click sets, as the page's URL hash."""
 
     count: int
     total: int
@@ -27,7 +27,7 @@ class Cell:
 
     @property
     def shade(self) -> int:
-        """0 where none is accepted, then 1 to SHADES by the share that is."""
+        """0 for a count of 0, else 1 to SHADES by the share."""
         return 1 + min(SHADES - 1, SHADES * self.count // self.total) if self.count else 0
 
     @property
@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Knob:
-    """One knob of one kernel: accepted of all, by its value. spread: percentage points between its best and worst value."""
+    """One knob of one kernel. values: (value, accepted of all). spread: percentage points between best and worst value."""
 
     kernel: str
     name: str
@@ -47,7 +47,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Dot:
-    """The artefacts of one kernel and verdict that have equal registers and occupancy. x, y, radius: in the drawing's units."""
+    """The artefacts of one kernel and verdict with equal registers and occupancy. x, y, radius: in the drawing's units."""
 
     x: float
     y: float
@@ -76,7 +76,7 @@ def query_of(**filters: str) -> str:
 
 
 def deciding_knobs(variants: Sequence[Variant]) -> list[Knob]:
-    """The knobs whose values differ in the share that is accepted; of each kernel those that differ most, at most MOST_KNOBS."""
+    """The knobs whose values differ in their share of accepted variants: per kernel the MOST_KNOBS with the largest spread."""
     found: list[Knob] = []
     for kernel in dict.fromkeys(v.kernel for v in variants):
         mine = [v for v in variants if v.kernel == kernel]
@@ -96,7 +96,7 @@ def _knob(kernel: str, name: str, variants: Sequence[Variant]) -> Knob:
 
 
 def _word(value: object) -> str:
-    """As the page's script writes a knob's value, which the search box finds."""
+    """A knob's value as the page's script writes it: the search box must find it."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
@@ -115,6 +115,6 @@ def _x(registers: int) -> float:
 
 
 def _y(blocks: int) -> float:
-    """None on an SM stands below one."""
+    """Height of a number of blocks per SM, in powers of two; 0 is one step below 1."""
     height = (math.log2(blocks) + 1) / 6 if blocks else 0.0
     return round(HEIGHT - BOTTOM - height * (HEIGHT - TOP - BOTTOM), 1)

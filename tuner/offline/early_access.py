@@ -1,14 +1,12 @@
-"""Memory that a kernel touches before its dependency wait, read from its PTX.
+"""Memory accesses before a kernel's dependency wait, found in its PTX.
 
-Under programmatic dependent launch a kernel runs beside the one before it until it waits (`griddepcontrol.wait`). No kernel in
-front may write the memory that it reads earlier: weights, say. A compiler may move a load over the wait (Triton's pipeliner lifts
-loads of a loop over one in inline assembly, and nothing says so); such a kernel is right alone, and wrong in a chain now and
-then.
+Under programmatic dependent launch a kernel overlaps with its predecessor until it waits (`griddepcontrol.wait`). Before the wait
+it may only read memory that no predecessor writes, such as weights. A compiler may silently move a load above the wait: Triton's
+pipeliner lifts loads of a loop over one in inline assembly. Such a kernel is correct alone and sometimes wrong in a chain.
 
-The control flow is followed from the entry to every wait: accesses that are reached only after one don't count. Every
-instruction with a memory operand counts, but those that name another space than the global one or are known to need none; an
-address belongs to the parameters that it is computed from. A call or a computed branch isn't followed and counts as a write to
-anywhere; text that can't be read is an error.
+The analysis follows the control flow from the entry to every wait. Each instruction with a memory operand counts, except those of
+another space than the global one. An address belongs to the parameters that it is computed from. A call or computed branch isn't
+followed: it counts as a write to an unknown address. Unreadable text is an error.
 """
 
 import re
@@ -26,14 +24,14 @@ _STATEMENT = re.compile(r"(?:@(!?[%\w]+)\s+)?(\S+)\s*(.*)", re.DOTALL)
 _NAME = re.compile(r"[%$A-Za-z_][\w$.]*")
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 _OTHER_SPACES = ("shared", "param", "local", "const")
-_NO_MEMORY = ("tcgen05", "wgmma", "mma", "mbarrier", "ldmatrix", "stmatrix")  # but for the block's own: shared, tensor memory
+_NO_MEMORY = ("tcgen05", "wgmma", "mma", "mbarrier", "ldmatrix", "stmatrix")  # access only shared and tensor memory
 _READS = ("ld", "ldu", "prefetch", "prefetchu")
-SHOWN = 160  # characters of an instruction, as much as a report's line holds
+SHOWN = 160  # characters of an instruction in a report's line
 
 
 @dataclass(frozen=True)
 class Access:
-    """One argument that is touched before the wait. name: None where the address comes from no argument."""
+    """One argument that is accessed before the wait. name: None if the address comes from no argument."""
 
     name: str | None
     writes: bool
@@ -42,7 +40,7 @@ class Access:
 
 @dataclass(frozen=True)
 class _Statement:
-    """One instruction. blocks: the blocks around it, outermost first."""
+    """One instruction. blocks: its enclosing blocks, outermost first."""
 
     guard: str | None
     opcode: str
@@ -60,12 +58,12 @@ class _Statement:
 
 
 def before_wait(ptx: str, pointers: Sequence[str]) -> list[Access] | None:
-    """The first access of each kind to each argument that may come before a wait, or None where the kernel never waits.
+    """The first read and the first write of each argument that may come before a wait; None if the kernel never waits.
 
-    pointers: its arguments that are pointers or tensor descriptors, in order; Triton's own scratch pointers come after them.
+    pointers: names of its pointers and tensor descriptors, in order. Triton's own scratch pointers follow them in PTX.
 
     Raises:
-        Unreadable: no entry or no end of it, a branch to nowhere, or fewer parameters than arguments.
+        Unreadable: no entry, an entry without end, a branch to nowhere, or fewer parameters than arguments.
     """
     match = _ENTRY.search(ptx)
     if match is None:
@@ -86,11 +84,11 @@ def before_wait(ptx: str, pointers: Sequence[str]) -> list[Access] | None:
     return list(found.values())
 
 
-Labels = dict[str, list[tuple[tuple[int, ...], int]]]  # where each stands: the blocks around it, and the statement after it
+Labels = dict[str, list[tuple[tuple[int, ...], int]]]  # by label: its enclosing blocks, and the statement after it
 
 
 def _read(body: str) -> tuple[list[_Statement], Labels]:
-    """The entry's statements, to the end of its block, and its labels."""
+    """The entry's statements and labels."""
     text = _COMMENT.sub("", body)
     statements: list[_Statement] = []
     labels: Labels = {}
@@ -114,7 +112,7 @@ def _read(body: str) -> tuple[list[_Statement], Labels]:
 
 
 def _reached(statements: list[_Statement], labels: Labels) -> Iterator[_Statement]:
-    """Statements that may run before a wait, in the order of the file."""
+    """Statements that may run before a wait, in file order."""
     seen: set[int] = set()
     waiting = [0]
     while waiting:
@@ -132,7 +130,7 @@ def _reached(statements: list[_Statement], labels: Labels) -> Iterator[_Statemen
 
 
 def _target(branch: _Statement, labels: Labels) -> int:
-    """The statement that a branch leads to: its label in the innermost block around it that has one. Raises Unreadable."""
+    """The statement that a branch leads to: at its label in the innermost enclosing block that has one. Raises Unreadable."""
     around = [(blocks, at) for blocks, at in labels.get(branch.operands.strip(), ()) if branch.blocks[:len(blocks)] == blocks]
     if not around:
         raise Unreadable(f"PTX with a branch to nowhere: {branch.text}")
@@ -140,7 +138,7 @@ def _target(branch: _Statement, labels: Labels) -> int:
 
 
 def _accesses(statement: _Statement) -> list[tuple[str, bool]]:
-    """(where its address is, whether it writes) of each access to global memory; the address is "" where it can't be told."""
+    """(register of the address, whether it writes) of each access to global memory; the register is "" if it is unknown."""
     parts, brackets = statement.parts, _BRACKETS.findall(statement.operands)
     if parts[0] in ("call", "brx"):
         return [("", True)]
@@ -154,20 +152,20 @@ def _accesses(statement: _Statement) -> list[tuple[str, bool]]:
 
 
 class _Origins:
-    """The parameters that each register is computed from."""
+    """Finds the parameters that a register is computed from."""
 
     def __init__(self, statements: list[_Statement], parameters: set[str]) -> None:
         self.parameters = parameters
         self.sources: dict[str, set[str]] = {}
         for statement in statements:
             if statement.parts[0] in _NO_MEMORY or ("[" in statement.operands and "param" not in statement.parts):
-                continue  # what comes from memory is a value, no address
+                continue  # a value from memory isn't an address
             into, _, rest = statement.operands.partition("}" if statement.operands.startswith("{") else ",")
             for name in _NAME.findall(into):
                 self.sources.setdefault(name, set()).update(_NAME.findall(rest))
 
     def of(self, register: str) -> list[str]:
-        """In order of their names."""
+        """The parameters of a register, sorted by name."""
         seen, waiting = set[str](), [register]
         while waiting:
             name = waiting.pop()

@@ -1,7 +1,7 @@
-"""Records: the facts of one compilation, kept in the output folder under the digest of all that determines them.
+"""Records: the facts of one compilation, in the output folder under a digest of its inputs.
 
-Written under another name and renamed: a reader sees a whole record or none. A damaged record, or one whose artefact has changed
-by a bit, doesn't count: its variant is compiled again.
+A record is written under a temporary name and renamed: a reader sees a whole record or none. A damaged record, or one with a
+changed artefact, is ignored: its variant is compiled again.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Code = Literal["contract", "compile_error", "assembler_error", "timeout", "wrong
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a variant was rejected. lines: of TTGIR, PTX or the assembler's log."""
+    """A reason to reject a variant. lines: of TTGIR, PTX or the assembler's log."""
 
     code: Code
     detail: str
@@ -33,8 +33,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts in the cubin and its metadata. instructions: tensor-core family → count. Spills and stack: bytes per thread;
-    shared_bytes: a block."""
+    """The facts in the cubin and its metadata. instructions: count by tensor-core family. Registers, spills and stack are per
+    thread, shared_bytes and tmem_columns per block."""
 
     instructions: Mapping[str, Count]
     registers: Count
@@ -48,9 +48,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Record:
-    """Facts of one compilation. stage: the last one reached; failures: the reasons why it stopped; facts: None before `sass`;
-    early_accesses: memory touched too soon (inspection.early_lines); early: reasons that were known before the end, of a
-    variant that was compiled to the end all the same."""
+    """Facts of one compilation. stage: the last one reached. failures: the reasons why it stopped. lines: of TTGIR or PTX.
+    early_accesses: see inspection.early_lines. facts: None before `sass`. early: for a variant that was compiled to the end all
+    the same, the reasons to reject it early. artefact: its key in the bundle."""
 
     stage: Stage
     failures: tuple[Reason, ...] = ()
@@ -77,7 +77,7 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(folder: Path, path: Path) -> Record | None:
-    """A record written before, or None if there is none that can be relied on. folder: where its artefact lies."""
+    """The record at `path`, or None if it is missing, damaged or doesn't fit its artefact. folder: the artefact's bundle."""
     try:
         fields = parse_fields(path.read_bytes(), "JSON", str(path), ReportError)
         if fields.get("schema", str) != SCHEMA:
@@ -89,7 +89,7 @@ def read_record(folder: Path, path: Path) -> Record | None:
 
 
 def whole(folder: Path, record: Record) -> bool:
-    """Whether a record that reached `sass` has its facts, and its artefact is the one they are of."""
+    """Whether a record is complete and its artefact is undamaged and has the recorded cubin."""
     if record.stage == "sass" and (record.artefact is None or record.facts is None):
         return False
     if record.artefact is None:

@@ -1,8 +1,7 @@
 """report.html: the offline report as one file that works from disk.
 
-The summary is plain HTML, rendered here. The variants are embedded once, as JSON, and the page's own script shows them,
-a hundred at a time: 25,000 rows of HTML would be slow to open.
-The same report gives the same bytes, whether it comes from a sweep or was read back from its file.
+The summary is plain HTML. The variants are embedded as JSON, and the page's script shows a hundred at a time: 25,000 rows of HTML
+would be slow to open. Equal reports give equal bytes.
 """
 
 import json
@@ -22,7 +21,7 @@ PLAIN_FIELDS = ("id", "kernel", "target", "verdict", "stage", "kernel_digest", "
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a summary table: its name, one cell per target, and their sum."""
+    """A row of a summary table. cells: one per target. total: their sum."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -30,7 +29,7 @@ class Row:
 
 
 def render_report(report: Report) -> str:
-    """The page, as the text of one HTML file."""
+    """The HTML page."""
     variants, targets = report.variants, report.targets
     rejected = _rejected(variants, targets)
     filters = [("kernel", "all kernels", list(dict.fromkeys(v.kernel for v in variants))), ("target", "all targets", targets),
@@ -42,7 +41,7 @@ def render_report(report: Report) -> str:
 
 
 def _accepted(variants: Sequence[Variant], targets: Sequence[str]) -> list[Row]:
-    """Accepted of all, by kernel and target; the last row is the sum."""
+    """Accepted variants by kernel and target; the last row is the sum."""
     def cell(kernel: str, target: str) -> Cell:
         mine = [v.accepted for v in variants if kernel in ("", v.kernel) and target in ("", v.target)]
         return Cell(sum(mine), len(mine), query_of(kernel=kernel, target=target))
@@ -52,7 +51,7 @@ def _accepted(variants: Sequence[Variant], targets: Sequence[str]) -> list[Row]:
 
 
 def _rejected(variants: Sequence[Variant], targets: Sequence[str]) -> list[Row]:
-    """Rejected, by reason and target, the most frequent reason first."""
+    """Rejected variants by reason and target, most frequent reason first."""
     counts = {t: rejection_counts([v for v in variants if v.target == t]) for t in targets}
     whole = rejection_counts(variants)
     return [Row(code, tuple(Cell(counts[t][code], whole.total(), query_of(reason=code, target=t)) for t in targets),
@@ -61,7 +60,7 @@ def _rejected(variants: Sequence[Variant], targets: Sequence[str]) -> list[Row]:
 
 
 def _toolchain(made: Toolchains, targets: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """(name, one value per target), or (name, [value]) where it is the same for all by its nature."""
+    """(name, one value per target), or (name, [value]) for a value that doesn't depend on the target."""
     def row(name: str, value: object) -> tuple[str, list[str]]:
         if isinstance(value, Mapping):
             return name, [_shown(value.get(t)) for t in targets]
@@ -78,7 +77,7 @@ def _shown(value: object) -> str:
 
 
 class _Shared:
-    """Values that many variants share (schedules, shapes, lines): each once, and referred to by its number."""
+    """Values that many variants share (schedules, shapes, lines): stored once and referred to by number."""
 
     def __init__(self) -> None:
         self.values: list[object] = []
@@ -102,7 +101,7 @@ def _pairs(value: KernelShape | Schedule) -> list[tuple[str, object]]:
 
 
 def _payload(variants: Sequence[Variant]) -> dict[str, object]:
-    """The data of the script: one list per variant, in the order of `fields`; half the size of a list of objects."""
+    """The script's data: one list per variant, in the order of `fields`, at half the size of a list of objects."""
     shared = _Shared()
     shapes = {(v.kernel, v.shape) for v in variants}
     several = {kernel for kernel, n in Counter(kernel for kernel, _ in shapes).items() if n > 1}
@@ -115,7 +114,7 @@ def _payload(variants: Sequence[Variant]) -> dict[str, object]:
 
 
 def _other_knobs(variant: Variant, with_shape: bool) -> str:
-    """The knobs without a column of their own; and the shape, for a kernel that has several."""
+    """The knobs without a column of their own, and the shape if the kernel has several."""
     knobs = describe_schedule({k: value for k, value in _pairs(variant.schedule) if k not in KNOB_COLUMNS})
     sizes = [f"{name} {value}" for name, value in _pairs(variant.shape) if value is not False] if with_shape else []
     return ", ".join([*([knobs] if knobs else []), *sizes])

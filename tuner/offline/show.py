@@ -1,4 +1,4 @@
-"""One variant in full: its schedule, the verdict, the lines that decided, and the SASS."""
+"""One variant in full: schedule, verdict, deciding lines, SASS."""
 
 import gzip
 import re
@@ -19,7 +19,8 @@ DECIDES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|STL|LDL)\b")
 
 @dataclass(frozen=True)
 class Code:
-    """Machine code of one variant. compiled_now: made for this call, since the bundle has none."""
+    """Machine code of one variant. compiled_now: compiled for this call, because the bundle has none. counts: of deciding
+    instructions."""
 
     sass: str
     ptx: str
@@ -28,16 +29,16 @@ class Code:
 
 
 def code_of(report: Report, variant: Variant, out: Path) -> Code:
-    """The variant's code: from the bundle, or compiled now, to the end, where it was rejected before there was any.
+    """The variant's code from the bundle in `out`. A variant without code is compiled to the end now.
 
     Raises:
-        BundleError: the artefact is damaged. ReportError: it can't be compiled to the end.
-        ToolchainError: a switch of the compiler is set, or nothing here can disassemble it.
+        BundleError: the artefact is damaged. ReportError: the variant can't be compiled to the end.
+        ToolchainError: a switch of the compiler is set, or there is no disassembler for it.
     """
     if variant.artefact:
         return _read(out, variant.artefact, compiled_now=False)
     if not registry.known(variant.kernel):
-        raise ReportError(f"{variant.id}: no kernel {variant.kernel!r} here", expected="a report of this version")
+        raise ReportError(f"{variant.id}: unknown kernel {variant.kernel!r}", expected="a report of this version")
     if problem := registry.operation(variant.kernel).contract(variant.shape, variant.schedule):
         raise ReportError(f"{variant.id} can't be compiled: {problem}", expected="a schedule that fits the shape")
     check_switches()
@@ -66,7 +67,7 @@ def _cubin(files: dict[str, bytes]) -> bytes:
 
 
 def instruction_counts(sass: str) -> dict[str, int]:
-    """The number of each instruction that decides verdicts."""
+    """Count by instruction, of those that decide verdicts."""
     counts: dict[str, int] = {}
     for match in DECIDES.finditer(sass):
         counts[match.group(1)] = counts.get(match.group(1), 0) + 1
@@ -74,7 +75,7 @@ def instruction_counts(sass: str) -> dict[str, int]:
 
 
 def deciding_lines(sass: str, each: int = 3) -> list[str]:
-    """The first few SASS lines of each instruction that decides verdicts."""
+    """The first `each` SASS lines of each instruction that decides verdicts."""
     shown: dict[str, int] = {}
     lines = []
     for line in sass.splitlines():
@@ -87,7 +88,7 @@ def deciding_lines(sass: str, each: int = 3) -> list[str]:
 
 
 def describe(variant: Variant, code: Code | None, problem: str) -> Iterator[str]:
-    """The lines that a terminal shows of a variant, without the whole of its code. problem: why there is no code."""
+    """The lines that a terminal shows, without the whole code. problem: the reason why there is no code."""
     yield f"{variant.id}  {variant.kernel} on {variant.target}: {variant.verdict} at {variant.stage}"
     yield f"  shape     {', '.join(f'{k} {v}' for k, v in vars(variant.shape).items())}"
     yield f"  schedule  {describe_schedule(vars(variant.schedule))}"
@@ -100,7 +101,7 @@ def describe(variant: Variant, code: Code | None, problem: str) -> Iterator[str]
                f"loads, {facts.stack_bytes} B stack, {facts.shared_bytes:,} B shared, {facts.tmem_columns} TMEM columns, "
                f"{facts.blocks_per_sm} blocks per SM")
     if lines := dict.fromkeys([*(line for reason in variant.reasons for line in reason.lines), *variant.lines]):
-        yield "lines that decided:"
+        yield "deciding lines:"
         yield from (f"  {line}" for line in lines)
     if code is None:
         yield f"no code: {problem}"

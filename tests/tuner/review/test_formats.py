@@ -241,7 +241,7 @@ def test_a_row_whose_evidence_was_removed_is_refused_with_the_field(stores: Path
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["nowhere", "new"], "nowhere is no file"), (["old"], "compared with nothing"),
+    (["nowhere", "new"], "nowhere is no file"), (["old"], "without another side"),
     (["old", "new", "--format", "pdf"], "--format"),
     (["old", "new", "--bundle", "nowhere"], "nowhere"), (["old", "new", "--out", "old"], "old"), ([], "OLD"),
     (["old", "new", "--out", "/dev/null/x"], "/dev/null/x"), (["o" * 5000, "new"], "no file"), (["old", "new", "more"], "more"),
