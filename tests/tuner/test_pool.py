@@ -120,7 +120,7 @@ def test_an_executor_whose_workers_die_is_an_error_that_says_what_to_do(tmp_path
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
     import misbehaving
 
-    with concurrent.futures.ProcessPoolExecutor(1) as executor, pytest.raises(pool.ExecutorBroke, match="goes on from there"):
+    with concurrent.futures.ProcessPoolExecutor(1) as executor, pytest.raises(pool.ExecutorBroke, match="which continues"):
         list(pool.run(executor, misbehaving.work, [("exit", 0)], in_flight=1))
 
 
