@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..schedules.recipe import Recipe
-from ..schedules.schedule import AttentionSchedule, FixedSchedule, LinearSchedule, MergeSchedule, Schedule
+from ..schedules.schedule import (
+    AttentionSchedule,
+    FixedSchedule,
+    HeadSchedule,
+    LinearSchedule,
+    MergeSchedule,
+    Schedule,
+)
 from ..shapes.model import (
     AcceptShape,
     DraftNormShape,
@@ -20,10 +27,11 @@ from ..shapes.model import (
     NormShape,
     QuantiseShape,
     ReduceShape,
+    RescoreShape,
     RopeShape,
     RowShape,
 )
-from . import accept, activation, attention, branch_selection, lm_head, merge, norm, prefill, rope
+from . import accept, activation, attention, branch_selection, certified_head, lm_head, merge, norm, prefill, rope
 from .layout import ROWS
 from .operation import AnyOperation
 
@@ -176,6 +184,20 @@ def reduce_shapes(near: Neighbours) -> Iterable[KernelShape]:
             yield ReduceShape(mapped=True)
 
 
+def digits_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Before a certified head's screen."""
+    if near.has("lm_head_certified"):
+        yield RowShape(near.model.hidden_size)
+
+
+def rescore_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """After a certified head's screen, in the plain head's steps."""
+    if near.has("lm_head_certified"):
+        model = near.model
+        for block in sorted({s.BLOCK_K for s in near.schedules_of("lm_head", HeadSchedule)}):
+            yield RescoreShape(model.vocab_size, model.hidden_size, block)
+
+
 def accept_shapes(near: Neighbours) -> Iterable[KernelShape]:
     """After a target's lm_head."""
     if near.has("lm_head") and not near.drafter:
@@ -201,6 +223,8 @@ FIXED: dict[str, FixedKernel] = {
     "prefill_narrow": FixedKernel(prefill.LINEAR, prefill.NARROW, prefill_linear_shapes),
     "prefill_attention": FixedKernel(prefill.ATTENTION, prefill.ATTENTION_SCHEDULE, prefill_attention_shapes),
     "lm_head_reduce": FixedKernel(lm_head.REDUCE, lm_head.REDUCE_SCHEDULE, reduce_shapes),
+    "head_digits": FixedKernel(certified_head.DIGITS, certified_head.DIGITS_SCHEDULE, digits_shapes),
+    "head_rescore": FixedKernel(certified_head.RESCORE, certified_head.RESCORE_SCHEDULE, rescore_shapes),
     "accept": FixedKernel(accept.ACCEPT, FixedSchedule(num_warps=1, pdl=True), accept_shapes),
     "draft_token": FixedKernel(accept.DRAFT_TOKEN, FixedSchedule(num_warps=1, pdl=True), draft_token_shapes),
     "select_branch": FixedKernel(branch_selection.OPERATION, FixedSchedule(num_warps=1, pdl=True), draft_token_shapes),

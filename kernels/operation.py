@@ -120,7 +120,8 @@ def _dtype(word: str) -> "torch.dtype":
     import torch
 
     element = word.removeprefix("tensordesc<").split("[")[0].removeprefix("*")
-    return {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp32": torch.float32, "i32": torch.int32}[element]
+    return {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp32": torch.float32, "i32": torch.int32,
+            "i8": torch.int8}[element]
 
 
 @dataclass(frozen=True)

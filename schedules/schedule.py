@@ -58,6 +58,20 @@ class HeadSchedule:
 
 
 @dataclass(frozen=True)
+class ScreenSchedule:
+    """Schedule of a certified head's screen, which reads an int8 copy of the head. product: of int8 digits, or in bf16."""
+
+    BLOCK_N: int
+    BLOCK_K: int
+    num_stages: int
+    num_warps: int
+    row_tile: int = 16
+    product: str = "int8"
+    pdl: bool = False
+    maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
 class AttentionSchedule:
     """Schedule of the split-KV partial. chunk: keys per block (fixed by the recipe, since it orders the sums);
     TILE: query rows times group in one block; BLOCK_N: keys per step."""
@@ -143,12 +157,13 @@ class StepSchedules:
         return found
 
 
-Schedule = LinearSchedule | HeadSchedule | AttentionSchedule | MergeSchedule | FixedSchedule | OwnSchedule
+Schedule = (LinearSchedule | HeadSchedule | ScreenSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
+            | OwnSchedule)
 
 # Of the decode step's kernels, whose knobs are known; an OwnSchedule has its own.
-KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, AttentionSchedule, MergeSchedule, FixedSchedule,
-                                     PrefillSchedule)
-CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma")}
+KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, ScreenSchedule, AttentionSchedule, MergeSchedule,
+                                     FixedSchedule, PrefillSchedule)
+CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma"), "product": ("int8", "bf16")}
 MAY_BE_ZERO = ("blocks_per_sm",)
 
 

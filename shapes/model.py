@@ -50,6 +50,23 @@ class HeadShape:
 
 
 @dataclass(frozen=True)
+class CertifiedHeadShape:
+    """A bf16 head, w [N, K], whose int8 copy is screened."""
+
+    N: int
+    K: int
+
+
+@dataclass(frozen=True)
+class RescoreShape:
+    """The ids of a bf16 head, w [N, K], that a screen left. BLOCK_K: of the plain head's schedule."""
+
+    N: int
+    K: int
+    BLOCK_K: int
+
+
+@dataclass(frozen=True)
 class AttentionShape:
     """Grouped-query decode attention over a KV cache."""
 
@@ -154,8 +171,9 @@ class DraftTokenShape:
     scripted: bool
 
 
-KernelShape = (LinearShape | HeadShape | AttentionShape | PersistentAttentionShape | MergeShape | NormShape | RopeShape
-               | DraftNormShape | RowShape | QuantiseShape | ReduceShape | AcceptShape | DraftTokenShape | OwnShape)
+KernelShape = (LinearShape | HeadShape | CertifiedHeadShape | RescoreShape | AttentionShape | PersistentAttentionShape
+               | MergeShape | NormShape | RopeShape | DraftNormShape | RowShape | QuantiseShape | ReduceShape | AcceptShape
+               | DraftTokenShape | OwnShape)
 
 
 @dataclass(frozen=True)

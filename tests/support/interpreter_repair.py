@@ -41,7 +41,7 @@ def install() -> None:
     interpreter.repaired = True
     convert_before = interpreter._convert_float
     builder = interpreter.InterpreterBuilder
-    binary_before = builder.binary_op
+    binary_before, si_to_fp_before = builder.binary_op, builder.create_si_to_fp
 
     def convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
         nearest = rounding in (None, interpreter._ir.ROUNDING_MODE.RTNE)
@@ -56,6 +56,8 @@ def install() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         """k in order, elementwise."""
+        if np.issubdtype(d.data.dtype, np.integer):
+            return interpreter.TensorHandle(a.data.astype(d.data.dtype) @ b.data.astype(d.data.dtype) + d.data, d.dtype.scalar)
         x, y = exact(a), exact(b)
         total = np.zeros_like(d.data)
         for k in range(x.shape[-1]):
@@ -71,6 +73,12 @@ def install() -> None:
             return out
         return interpreter.TensorHandle(convert(out.data, tl.float32, tl.bfloat16, None), tl.bfloat16)
 
+    def si_to_fp(self: Any, source: Any, target: Any) -> Any:
+        if target.scalar != tl.bfloat16:
+            return si_to_fp_before(self, source, target)
+        data = convert(source.data.astype(np.float32), tl.float32, tl.bfloat16, None)
+        return interpreter.TensorHandle(data, tl.bfloat16)
+
     launching = threading.RLock()
     launch_before = interpreter.GridExecutor.__call__
 
@@ -80,4 +88,4 @@ def install() -> None:
 
     interpreter.GridExecutor.__call__ = launch
     interpreter._convert_float = convert
-    builder.create_dot, builder.binary_op = create_dot, binary_op
+    builder.create_dot, builder.binary_op, builder.create_si_to_fp = create_dot, binary_op, si_to_fp

@@ -50,10 +50,10 @@ def dots_of(ttgir: str) -> list[tuple[str, str]]:
 def _family(op: str, types: list[str]) -> str:
     fp8 = len(types) == 2 and all(t.startswith("f8") for t in types)
     if op == "ttng.warp_group_dot":
-        return "QGMMA" if fp8 else "HGMMA"
+        return "QGMMA" if fp8 else "IGMMA" if "i8" in types else "HGMMA"
     if op == "ttng.tc_gen5_mma":
         return "UTCQMMA" if fp8 else "UTCHMMA"
-    return "HMMA" if op == "tt.dot" else op
+    return ("IMMA" if "i8" in types else "HMMA") if op == "tt.dot" else op
 
 
 def _short(line: str, limit: int = 240) -> str:
