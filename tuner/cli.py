@@ -293,6 +293,37 @@ def inspect(context: click.Context, paths: tuple[Path, ...], required: tuple[str
     context.exit(run(list(paths), demands, baseline=baseline, form="line" if as_json else form, out=out))
 
 
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGUMENT]...")
+@click.option("--target", metavar="sm_NN|GPU", help="The GPU to play; nothing is executed.  [default: the GPU that is here]")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("build/record"), show_default=True,
+              help="Folder of the launches, the judgement and the compiled code.")
+@click.option("--max-configs", type=click.IntRange(min=1), default=100, show_default=True,
+              help="Configs of an autotuned kernel that are compiled, per tuning.")
+@click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Spilled bytes per thread that are still accepted.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line; the program's output goes to stderr.")
+@click.pass_context
+def record(context: click.Context, command: tuple[str, ...], target: str | None, out: Path, max_configs: int,
+           max_spill_bytes: int, as_json: bool) -> None:
+    """Run a program and judge every Triton kernel that it launches, for a GPU that isn't there.
+
+    The program sees the GPU of --target: torch.cuda answers, tensors on "cuda" lie on the CPU, each kernel is compiled for that
+    GPU, and nothing is executed: outputs stay as they are. Without --target its launches on the real GPU are recorded.
+
+    \b
+    tune-kernels record --target sm_103 -- python script.py
+    tune-kernels record --target b200 --out build/train -- python -m my_package.train --steps 1
+    tune-kernels inspect build/record/cache --baseline baseline.json
+
+    Exit codes: 0 done, 1 a kernel is rejected, isn't compiled or isn't launched, or the program failed, 2 wrong usage.
+    """
+    from .inspect.judge import Demands
+    from .record.command import run
+
+    context.exit(run(command, target, out, max_configs, Demands(max_spill_bytes=max_spill_bytes), as_json_line=as_json))
+
+
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 @click.pass_context

@@ -45,6 +45,10 @@ class RecordingError(UserError):
     """A recorded run that is unreadable, or was made under other conditions."""
 
 
+class RecordError(UserError):
+    """A program that can't be run, or that leaves nothing to record."""
+
+
 class AssemblerDied(Exception):
     """A signal killed the assembler: a limit or lack of memory, not the candidate's fault."""
 

@@ -9,6 +9,7 @@ another space than the global one. An address belongs to the parameters that it 
 followed: it counts as a write to an unknown address. Unreadable text is an error.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,16 +66,10 @@ def before_wait(ptx: str, pointers: Sequence[str]) -> list[Access] | None:
     Raises:
         Unreadable: no entry, an entry without end, a branch to nowhere, or fewer parameters than arguments.
     """
-    match = _ENTRY.search(ptx)
-    if match is None:
-        raise Unreadable("PTX without an entry")
-    named = [name for kind, name in _PARAMETER.findall(match.group(1)) if ".ptr" in kind or ".b8" in kind]
-    if len(named) < len(pointers):
-        raise Unreadable(f"PTX with {len(named)} pointers among its parameters; the kernel has {len(pointers)}")
-    statements, labels = _read(ptx[match.end():])
+    statements, labels, arguments = _entry(ptx, pointers)
     if not any(s.opcode.startswith(WAIT) for s in statements):
         return None
-    arguments, origins = dict(zip(named, pointers)), _Origins(statements, set(named))
+    origins = _Origins(statements, set(arguments))
     found: dict[tuple[str | None, bool], Access] = {}
     for statement in _reached(statements, labels):
         for address, writes in _accesses(statement):
@@ -82,6 +77,28 @@ def before_wait(ptx: str, pointers: Sequence[str]) -> list[Access] | None:
                 name = arguments.get(parameter)
                 found.setdefault((name, writes), Access(name, writes, statement.text))
     return list(found.values())
+
+
+def written(ptx: str, pointers: Sequence[str]) -> list[str]:
+    """The arguments that a kernel may write to, in their order. pointers: as for `before_wait`. Raises Unreadable."""
+    statements, _, arguments = _entry(ptx, pointers)
+    origins = _Origins(statements, set(arguments))
+    found = {arguments[parameter] for statement in statements for address, writes in _accesses(statement) if writes
+             for parameter in origins.of(address)}
+    return [name for name in dict.fromkeys(pointers) if name in found]
+
+
+def _entry(ptx: str, pointers: Sequence[str]) -> "tuple[list[_Statement], Labels, dict[str, str | None]]":
+    """The entry's statements and labels, and each parameter that is a pointer, by its argument's name; None for Triton's own.
+    Raises Unreadable."""
+    match = _ENTRY.search(ptx)
+    if match is None:
+        raise Unreadable("PTX without an entry")
+    named = [name for kind, name in _PARAMETER.findall(match.group(1)) if ".ptr" in kind or ".b8" in kind]
+    if len(named) < len(pointers):
+        raise Unreadable(f"PTX with {len(named)} pointers among its parameters; the kernel has {len(pointers)}")
+    statements, labels = _read(ptx[match.end():])
+    return statements, labels, dict(itertools.zip_longest(named, pointers))
 
 
 Labels = dict[str, list[tuple[tuple[int, ...], int]]]  # by label: its enclosing blocks, and the statement after it
