@@ -5,11 +5,13 @@ three modes share.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Unpack
 
 import torch
 
+from ..backend import Hidden
 from ..drafter import Branch, Drafter, Outcome, max_rows
 from ..drafters.ngram import NGramDrafter
 from ..drafters.scripted import ScriptedDrafter
@@ -17,13 +19,14 @@ from ..drafters.small_model import SmallModelDrafter
 from ..engine import Decoder
 from ..request.request import RequestOptions
 from ..request.stream import Result
-from ..rows import Appended
+from ..rows import Appended, Rows
 from ..sampling import Chooser
 from .check import Check
 
 LONGEST_DRAFT = 8  # K; a verification then has 9 rows
 DELAY_S = 0.002  # longer than a tiny model's round, so that the drafter may finish before or after the target
 SPECULATIVE = ("sd", "ssd")
+RunPass = Callable[[list[int], Rows], Hidden]  # forward or prefill of a model
 EDGES = (256, 2048)  # contexts at which another decoder drifted: the ends of its first and eighth chunk
 
 
@@ -128,35 +131,26 @@ class Agreement:
             return ""
 
         for width in range(2, LONGEST_DRAFT + 2):
-            yield Check(f"width {width}: rows alone and together", lambda w=width: run(w, None))  # type: ignore[misc]
-            yield Check(f"width {width}: NaN in every free slot", lambda w=width: run(w, torch.nan))  # type: ignore[misc]
+            yield Check(f"width {width}: rows alone and together", partial(run, width, None))
+            yield Check(f"width {width}: NaN in every free slot", partial(run, width, torch.nan))
 
     def prompt_chunking(self) -> Iterator[Check]:
         """Tokens in passes of other sizes give the bits of one row per pass; a prompt in chunks, those of the whole prompt."""
-        tokens = [*self.prompt, *self.ar.token_ids]
+        model, tokens = self.decoder.model, [*self.prompt, *self.ar.token_ids]
 
-        def feed(size: int) -> torch.Tensor:
-            cache = self.decoder.model.new_cache(len(tokens))
+        def finals(run: RunPass, size: int) -> torch.Tensor:
+            cache = model.new_cache(len(tokens))
             parts = [tokens[i:i + size] for i in range(0, len(tokens), size)]
-            return torch.cat([self.decoder.model.forward(p, Appended(cache, len(p))).final for p in parts])
+            return torch.cat([run(part, Appended(cache, len(part))).final for part in parts])
 
-        def run(size: int) -> str:
-            differ = (feed(size) != feed(1)).any(-1).nonzero()
-            return f"position {int(differ[0])} differs" if differ.numel() else ""
-
-        def prompt(size: int) -> torch.Tensor:
-            cache, model = self.decoder.model.new_cache(len(tokens)), self.decoder.model
-            parts = [tokens[i:i + size] for i in range(0, len(tokens), size)]
-            return torch.cat([model.prefill(p, Appended(cache, len(p))).final for p in parts])
-
-        def run_prompt(size: int) -> str:
-            differ = (prompt(size) != prompt(len(tokens))).any(-1).nonzero()
+        def compare(run: RunPass, size: int, right: int) -> str:
+            differ = (finals(run, size) != finals(run, right)).any(-1).nonzero()
             return f"position {int(differ[0])} differs" if differ.numel() else ""
 
         for size in (2, 7, 8, 9, 64):
-            yield Check(f"tokens in passes of {size} rows", lambda s=size: run(s))  # type: ignore[misc]
+            yield Check(f"tokens in passes of {size} rows", partial(compare, model.forward, size, 1))
         for size in (1, 7, 16, 33):
-            yield Check(f"prompt in chunks of {size} tokens", lambda s=size: run_prompt(s))  # type: ignore[misc]
+            yield Check(f"prompt in chunks of {size} tokens", partial(compare, model.prefill, size, len(tokens)))
 
     def patterns(self) -> Iterator[Check]:
         """Every draft length with every number of accepted tokens."""
@@ -168,8 +162,7 @@ class Agreement:
         for mode in SPECULATIVE:
             for length in range(1, LONGEST_DRAFT + 1):
                 for accepted in range(length + 1):
-                    yield Check(f"{mode}: draft length {length}, {accepted} accepted",
-                                lambda a=(mode, length, accepted): run(*a))  # type: ignore[misc]
+                    yield Check(f"{mode}: draft length {length}, {accepted} accepted", partial(run, mode, length, accepted))
 
     def cut(self, limit: int) -> Result:
         """The recorded AR run with a lower limit: greedy decoding does not look ahead."""
@@ -186,7 +179,7 @@ class Agreement:
 
         for mode in SPECULATIVE:
             for limit in range(1, 12):
-                yield Check(f"{mode}: at most {limit} new tokens", lambda a=(mode, limit): run(*a))  # type: ignore[misc]
+                yield Check(f"{mode}: at most {limit} new tokens", partial(run, mode, limit))
 
     def ends(self) -> Iterator[Check]:
         """End-of-sequence ids, stop ids and stop strings at each position of a draft."""
@@ -211,7 +204,7 @@ class Agreement:
         for mode in SPECULATIVE:
             for kind in kinds:
                 for at in range(6):
-                    yield Check(f"{mode}: {kind} at token {at}", lambda a=(mode, kind, at): run(*a))  # type: ignore[misc]
+                    yield Check(f"{mode}: {kind} at token {at}", partial(run, mode, kind, at))
 
     def boundaries(self) -> Iterator[Check]:
         """Contexts that end at a chunk boundary or next to it, with drafts across it."""
@@ -231,7 +224,7 @@ class Agreement:
         for length in lengths:
             if length + 8 <= self.decoder.capacity:
                 for mode in SPECULATIVE:
-                    yield Check(f"{mode}: a context of {length} tokens", lambda a=(mode, length): run(*a))  # type: ignore[misc]
+                    yield Check(f"{mode}: a context of {length} tokens", partial(run, mode, length))
 
     def reuse(self) -> Iterator[Check]:
         """A second request on the same drafter."""
@@ -242,7 +235,7 @@ class Agreement:
 
         for mode in SPECULATIVE:
             for name in ("ngram", "itself"):
-                yield Check(f"{mode}: a second request, drafter {name}", lambda a=(mode, name): run(*a))  # type: ignore[misc]
+                yield Check(f"{mode}: a second request, drafter {name}", partial(run, mode, name))
 
     def hits_and_delays(self) -> Iterator[Check]:
         """Branches that hit, miss and alternate, from a drafter in time and a late one."""
@@ -254,7 +247,7 @@ class Agreement:
             for delay_s in (0.0, DELAY_S):
                 word = "".join("h" if hit else "m" for hit in hits)
                 yield Check(f"ssd: branches {word}, {'late' if delay_s else 'in time'}",
-                            lambda a=(hits, delay_s): run(*a))  # type: ignore[misc]
+                            partial(run, hits, delay_s))
 
     def drafter(self, name: str) -> Drafter:
         """A real drafter by name: `ngram`, `itself` (the target), or any other for the decoder's own."""
@@ -273,7 +266,7 @@ class Agreement:
         names = ["ngram", "itself"] + ([f"own ({self.own.name})"] if self.own else [])
         for mode in SPECULATIVE:
             for name in names:
-                yield Check(f"{mode}: drafter {name}", lambda a=(mode, name): run(*a))  # type: ignore[misc]
+                yield Check(f"{mode}: drafter {name}", partial(run, mode, name))
 
     def sampling(self) -> Iterator[Check]:
         """Seeded draws and log-probabilities, bit for bit."""
@@ -283,7 +276,8 @@ class Agreement:
             drafter = self.script([3, 1], expected)
             return self.same(self.generate(self.prompt, mode, drafter, **options), expected)
 
+        cases: dict[str, RequestOptions] = {"log-probabilities": {}, "temperature 1": {"temperature": 1.0, "seed": 5},
+                                            "top-p 0.8": {"temperature": 0.8, "top_p": 0.8, "seed": 6}}
         for mode in SPECULATIVE:
-            for name, options in (("log-probabilities", {}), ("temperature 1", {"temperature": 1.0, "seed": 5}),
-                                  ("top-p 0.8", {"temperature": 0.8, "top_p": 0.8, "seed": 6})):
-                yield Check(f"{mode}: {name}", lambda a=(mode, options): run(*a))  # type: ignore[misc]
+            for name, options in cases.items():
+                yield Check(f"{mode}: {name}", partial(run, mode, options))
