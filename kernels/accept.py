@@ -1,11 +1,11 @@
-"""Accept and reject on the device: the verdict of one speculative round, without the host.
+"""Accept and reject on the device: the verdict on one speculative round, without the host.
 
     accepted = length of the longest prefix with draft_i = winner_i;  emitted = winners_0 .. winners_accepted
     (greedy speculative decoding: Leviathan, Kalman, Matias 2023), cut after the first end-of-sequence id
 
-One program. The state of a round (kernels/layout.py) is int32: `row_tokens` [ROWS] are the rows that were verified, the pending
-token and the draft. Afterwards row 0 is the new pending token and the cursor has moved; a finished request moves no more. Every
-round leaves a record, which the host reads later: [emitted, accepted, finished, tokens...].
+One program. The state of a round (kernels/layout.py) is int32. `row_tokens` [ROWS] holds the verified tokens: the pending token
+and the draft. The kernel writes the new pending token to row 0 and advances the cursor, unless the request is finished. Each
+round writes a record, which the host reads later: [emitted, accepted, finished, tokens...].
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -40,8 +40,8 @@ def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end
                   ROWS: tl.constexpr, STARTS: tl.constexpr, STRIDE: tl.constexpr, ENDS: tl.constexpr, RECORD: tl.constexpr,
                   HEADER: tl.constexpr, LENGTH: tl.constexpr, TIP: tl.constexpr, LEFT: tl.constexpr, ROUND: tl.constexpr,
                   FINISHED: tl.constexpr, PDL: tl.constexpr):
-    """record_ptr [ring, RECORD]; draft_length: at most ROWS - 1; pair_ptr [2]: the last two tokens of the sequence, for a
-    drafter that feeds both."""
+    """record_ptr [ring, RECORD]. draft_length: at most ROWS - 1. pair_ptr [2]: the last two tokens of the sequence, for a drafter
+    that takes both."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -85,9 +85,9 @@ def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end
 @triton.jit(do_not_specialize=["rounds", "size", "step"])
 def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, state_ptr, rounds, size, step,
                        LENGTH: tl.constexpr, ROUND: tl.constexpr, PDL: tl.constexpr):
-    """Drafted token `step` of a round becomes row 1 + step to verify. Where a script stands for the drafter (reference_ptr
-    [size], the recorded sequence; accepted_ptr [rounds]), it is the recorded token while the round's script says right, and a
-    wrong one after."""
+    """Writes draft token `step` of a round to row 1 + step. With a script in place of the drafter: the recorded token if step is
+    below the round's number of accepted tokens, else a wrong one. reference_ptr [size]: the recorded sequence. accepted_ptr
+    [rounds]."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -101,7 +101,7 @@ def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, st
 
 
 def accept_launch(shape: AcceptShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact: the same for every draft length."""
+    """The artefact, the same for every draft length."""
     pointers = ("winner_ptr", "row_token_ptr", "pair_ptr", "state_ptr", "start_ptr", "end_ptr", "record_ptr")
     constants: dict[str, Constant] = {
         "ROWS": shape.rows, "STARTS": STARTS, "STRIDE": STRIDE, "ENDS": ENDS, "RECORD": RECORD, "HEADER": HEADER,
@@ -111,7 +111,7 @@ def accept_launch(shape: AcceptShape, schedule: FixedSchedule, numerics: Numeric
 
 
 def draft_token_launch(shape: DraftTokenShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact: the same for every place in a draft."""
+    """The artefact, the same for every step of a draft."""
     pointers = ("token_ptr", "row_token_ptr", "reference_ptr", "accepted_ptr", "state_ptr")
     types = {**dict.fromkeys(pointers, "*i32"), **dict.fromkeys(("rounds", "size", "step"), "i32")}
     constants: dict[str, Constant] = {"LENGTH": LENGTH, "ROUND": ROUND, "PDL": schedule.pdl}
@@ -125,7 +125,7 @@ DRAFT_TOKEN = Operation(draft_token_kernel, FixedSchedule, warps_contract, draft
 
 class Round(Protocol):
     """The state of a round, int32 on the device: row_tokens [ROWS], pair [PAIR], state [STATE], starts [STARTS * STRIDE], ends
-    [ENDS] padded with -2."""
+    [ENDS], padded with -2."""
 
     row_tokens: "torch.Tensor"
     pair: "torch.Tensor"
@@ -136,16 +136,16 @@ class Round(Protocol):
 
 def accept(winners: "torch.Tensor", now: Round, records: "torch.Tensor", *, draft_length: int, schedule: FixedSchedule,
            numerics: Numerics) -> None:
-    """The verdict on a draft, into `now` and records.
+    """Writes the verdict on a draft to `now` and `records`.
 
     Args:
         winners: [>= draft_length + 1] int32. records: [ring, RECORD] int32.
-        draft_length: drafted tokens, 0 to ROWS - 1.
+        draft_length: number of draft tokens, 0 to ROWS - 1.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
-    require(0 <= draft_length < ROWS, f"{draft_length} drafted tokens", f"0 to {ROWS - 1}")
+    require(0 <= draft_length < ROWS, f"{draft_length} draft tokens", f"0 to {ROWS - 1}")
     shape = AcceptShape(ROWS)
     require_contract(ACCEPT, shape, schedule)
     launch = accept_launch(shape, schedule, numerics)
@@ -162,13 +162,16 @@ def accept(winners: "torch.Tensor", now: Round, records: "torch.Tensor", *, draf
 
 def draft_token(token: "torch.Tensor", now: Round, *, step: int, schedule: FixedSchedule, numerics: Numerics,
                 reference: "torch.Tensor | None" = None, accepted: "torch.Tensor | None" = None) -> None:
-    """token [1] int32 into place 1 + step of row_tokens. reference [size] and accepted [rounds] int32: a script that stands for
-    the drafter, or neither.
+    """Writes a draft token to row_tokens[1 + step].
+
+    Args:
+        token: [1] int32. step: 0 to ROWS - 2.
+        reference, accepted: [size] and [rounds] int32, a script in place of the drafter; or neither.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
-    require(0 <= step < ROWS - 1, f"place {step} of a draft", f"0 to {ROWS - 2}")
+    require(0 <= step < ROWS - 1, f"step {step} of a draft", f"0 to {ROWS - 2}")
     shape = DraftTokenShape(reference is not None)
     require_contract(DRAFT_TOKEN, shape, schedule)
     launch = draft_token_launch(shape, schedule, numerics)

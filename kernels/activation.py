@@ -1,12 +1,12 @@
-"""SwiGLU and activation quantisation of the decode step; each program takes one segment of one row.
+"""SwiGLU and activation quantisation of the decode step; each program computes one segment of one row.
 
     act = silu(gate) * up, rounded to bf16 after silu and after the product, as Hugging Face does
     two e4m3 terms of x / scale,  scale = 2^(floor(log2 amax(x)) - 7) over the whole row, as in kernels/norm.py
 
-gate_up [rows, 2 N] bf16 holds gates and ups in turns of 8, as `interleave` leaves the weights. The decode step's gate_up has
-SwiGLU as its epilogue; the kernel `swiglu` is for prompts. The scale needs the largest magnitude of the whole row, and a row is
-too long for one program to be quick: `swiglu` writes the largest of each SEGMENT beside act, `quantise` reads them all. A maximum
-has no order of its own, so neither the segments nor the order of their programs reach the bits.
+gate_up [rows, 2 N] bf16 has 8 gates, 8 ups and so on, as `interleave` orders the weights. In decode, SwiGLU is the epilogue of
+gate_up; the kernel `swiglu` is for prefill. The scale needs the largest magnitude of the whole row, which is too long for one
+program: `swiglu` writes the maximum of each SEGMENT, `quantise` reads them all. A maximum doesn't depend on order: neither the
+segments nor the order of programs change the bits.
 """
 
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ from .operation import (
 if TYPE_CHECKING:
     import torch
 
-SEGMENT = 1024  # values of a row that one program takes
+SEGMENT = 1024  # values of a row per program
 
 
 @triton.jit
@@ -65,8 +65,8 @@ def swiglu_kernel(gate_up_ptr, act_ptr, amax_ptr, N: tl.constexpr, BLOCK: tl.con
 @triton.jit
 def quantise_kernel(x_ptr, amax_ptr, hi_ptr, lo_ptr, scale_ptr, N: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
                     POWER: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (rows, segments of BLOCK). amax_ptr [rows, PARTS], the largest of each part of a row, or None where one segment is
-    the row. POWER: PARTS rounded up."""
+    """Grid: (rows, segments of BLOCK). amax_ptr [rows, PARTS]: the largest magnitude of each part of a row, or None if one
+    segment is the whole row. POWER: PARTS rounded up to a power of two."""
     row = tl.program_id(0)
     segment = tl.program_id(1)
     offs = segment * BLOCK + tl.arange(0, BLOCK)
@@ -87,19 +87,19 @@ def quantise_kernel(x_ptr, amax_ptr, hi_ptr, lo_ptr, scale_ptr, N: tl.constexpr,
 
 
 def segments(N: int) -> int:
-    """Programs for a row of N values."""
+    """Number of programs for a row of N values."""
     return triton.cdiv(N, SEGMENT)
 
 
 def swiglu_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one length of rows: the same for every row count."""
+    """The artefact of one row length, the same for every row count."""
     constants: dict[str, Constant] = {"N": shape.N, "BLOCK": SEGMENT, "SEGMENTS": segments(shape.N), "PDL": schedule.pdl}
     types = {"gate_up_ptr": "*bf16", "act_ptr": "*bf16", "amax_ptr": "*fp32"}
     return Launch(swiglu_kernel, types, constants, options(schedule, numerics))
 
 
 def quantise_launch(shape: QuantiseShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one length of rows and number of maxima; without maxima one program takes a whole row."""
+    """The artefact of one row length and number of maxima. Without maxima, one program computes a whole row."""
     block = SEGMENT if shape.parts else triton.next_power_of_2(shape.N)
     constants: dict[str, Constant] = {
         "N": shape.N, "BLOCK": block, "PARTS": shape.parts, "POWER": triton.next_power_of_2(max(shape.parts, 1)),
@@ -109,7 +109,7 @@ def quantise_launch(shape: QuantiseShape, schedule: FixedSchedule, numerics: Num
 
 
 def quantise_contract(shape: QuantiseShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     return common_contract(schedule) if shape.parts else row_contract(shape.N, schedule)
 
 
@@ -119,10 +119,13 @@ QUANTISE = Operation(quantise_kernel, FixedSchedule, quantise_contract, quantise
 
 def swiglu(gate_up: "torch.Tensor", act: "torch.Tensor", amax: "torch.Tensor", *, rows: int, schedule: FixedSchedule,
            numerics: Numerics) -> None:
-    """gate_up [>= rows, 2 N], act [>= rows, N], contiguous bf16; amax [>= rows, segments(N)] fp32.
+    """act = silu(gate) * up, and the largest magnitude of each segment.
+
+    Args:
+        gate_up: [>= rows, 2 N] bf16, contiguous. act: output, [>= rows, N] bf16. amax: output, [>= rows, segments(N)] fp32.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
     _, N = sizes_of("act", act, 2)
     require_rows(rows)
@@ -135,11 +138,14 @@ def swiglu(gate_up: "torch.Tensor", act: "torch.Tensor", amax: "torch.Tensor", *
 
 def quantise(x: "torch.Tensor", out: Activation, *, rows: int, schedule: FixedSchedule, numerics: Numerics,
              amax: "torch.Tensor | None" = None) -> None:
-    """x [>= rows, N] bf16 as two e4m3 terms, out.values [2, >= rows, N] with out.scale [>= rows]. amax [>= rows, parts] fp32: the
-    largest magnitudes of the parts of a row, as `swiglu` or `merge` wrote them, or None.
+    """Quantises x as two e4m3 terms.
+
+    Args:
+        x: [>= rows, N] bf16. out: values [2, >= rows, N] e4m3, scale [>= rows] fp32.
+        amax: [>= rows, parts] fp32, the largest magnitude of each part of a row, from `swiglu` or `merge`; or None.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
     _, N = sizes_of("x", x, 2)
     terms, *_ = sizes_of("out", out.values, 3)
@@ -155,7 +161,7 @@ def quantise(x: "torch.Tensor", out: Activation, *, rows: int, schedule: FixedSc
 
 
 def swiglu_reference(gate_up: "torch.Tensor") -> "torch.Tensor":
-    """silu(gate) * up in fp64: [rows, N], of gate_up [rows, 2 N] in turns of 8."""
+    """silu(gate) * up in fp64, [rows, N]. gate_up: [rows, 2 N], 8 gates, 8 ups and so on."""
     gate, up = gate_up.double().unflatten(-1, (-1, 2, 8)).unbind(-2)
     gate, up = gate.flatten(-2), up.flatten(-2)
     return gate / (1 + (-gate).exp()) * up

@@ -1,25 +1,25 @@
-"""Split-KV decode attention for grouped queries: one fp32 partial per chunk of keys; `merge` puts them together.
+"""Split-KV decode attention for grouped queries: one fp32 partial per chunk of keys, which `merge` combines.
 
     For query row r at position length + r and each head h of KV head h // group, over the keys j of one chunk,
     j <= length + r:  s_j = scale * q . k_j,  m = max s_j,  l = sum exp(s_j - m),  acc = sum exp(s_j - m) v_j
     (flash-decoding: Dao, Haziza, Massa, Sizov 2023; online softmax: Milakov, Gimelshein 2018, arXiv 1805.02867).
 
-    q [rows, num_heads, head_dim] bf16; k_cache, v_cache [slots, num_kv_heads, head_dim] bf16 with strides of their own;
-    length [1] int32 on the device: tokens in the cache before the first query row. The keys of the rows themselves are
+    q [rows, num_heads, head_dim] bf16; k_cache, v_cache [slots, num_kv_heads, head_dim] bf16 with their own strides;
+    length [1] int32 on the device: tokens in the cache before the first query row. The keys of the query rows are
     already in the cache, at slots length .. length + rows - 1.
-    Partials: acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32; m counts powers of two.
+    Partials: acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32; m is an exponent of two.
 
-A row at a position under `chunk` has all its keys in one chunk. Its attention is finished here, in the bytes that the merge would
-give, and the merge leaves it alone.
+A row at a position below `chunk` has all its keys in one chunk. Its attention is finished here, with the merge's bytes, and the
+merge skips it.
 
-A launch over more than FOLD chunks is persistent: as many programs as the GPU has room for take one chunk after another, and the
-next chunk's keys are loaded while one is computed. A chunk gives the same bytes either way.
+A launch over more than FOLD chunks is persistent: each program computes one chunk after another, and loads the next chunk's keys
+during the computation. The bytes of a chunk are the same either way.
 
-All query heads of one KV head, for all rows, share one tile of TILE rows, so that a key is read once and the tensor core's
-fast path is reached (64 rows or more). A row's place in the tile depends on the row alone.
+All query heads of one KV head, for all rows, share one tile of TILE rows: each key is read once, and 64 rows or more reach the
+tensor core's fast path. A row's place in the tile depends on the row alone.
 
-Row invariance: a row takes the key steps that hold at least one key it may see, in order; a step past its end leaves it bit
-for bit alone. Slots past the cursor may hold anything, NaN included: the loads are masked, not only the scores.
+Row invariance: a row's key steps are those with at least one key it may see, in order; a later step doesn't change its bits.
+Slots past the cursor may hold anything, even NaN: the loads are masked, not only the scores.
 """
 
 from dataclasses import dataclass
@@ -54,10 +54,10 @@ from .operation import (
 if TYPE_CHECKING:
     import torch
 
-PERSISTENT_STAGES = 2  # chunks whose keys and values are in shared memory at once, in a persistent launch
-PERSISTENT_TILE = 64  # rows of the largest tile of a persistent launch
+PERSISTENT_STAGES = 2  # chunks in shared memory at once, in a persistent launch
+PERSISTENT_TILE = 64  # maximum of a persistent launch's TILE
 PERSISTENT_SCHEDULE = FixedSchedule(num_warps=4, pdl=True)
-PROGRAMS_PER_SM = 4  # of a persistent launch: twice what shared memory has room for, so that no SM is idle at the end
+PROGRAMS_PER_SM = 4  # of a persistent launch: twice as many as fit in shared memory, so that no SM is idle at the end
 
 TYPES = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32",
          **dict.fromkeys(("acc_ptr", "m_ptr", "l_ptr"), "*fp32"), "scale": "fp32", "rows": "i32",
@@ -66,7 +66,7 @@ TYPES = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length
 
 @triton.jit
 def attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale):
-    """One step of keys, k [HEAD_DIM, BLOCK_N] and v [BLOCK_N, HEAD_DIM], into the running softmax of every row."""
+    """Adds one step of keys, k [HEAD_DIM, BLOCK_N] and v [BLOCK_N, HEAD_DIM], to the running softmax of every row."""
     s = tl.dot(q, k) * (scale * 1.4426950408889634)  # log2(e): exp2 is the hardware's exponential
     s = tl.where(offs_n[None, :] <= last[:, None], s, float("-inf"))
     m_new = tl.maximum(m, tl.max(s, 1))
@@ -82,7 +82,7 @@ def attention_step(q, k, v, offs_n, n0, last, m, l, acc, scale):
 @triton.jit
 def leave_partials(acc_ptr, m_ptr, l_ptr, chunk, row, head, partial, m, l, acc, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                    ROWS: tl.constexpr):
-    """Stores what one chunk comes to, for rows that have more of them."""
+    """Stores one chunk's partials, for rows with several chunks."""
     offs_d = tl.arange(0, HEAD_DIM)
     out = (chunk * ROWS + row) * NUM_HEADS + head
     tl.store(m_ptr + out, m, mask=partial)
@@ -92,7 +92,7 @@ def leave_partials(acc_ptr, m_ptr, l_ptr, chunk, row, head, partial, m, l, acc, 
 
 @triton.jit
 def leave_output(o_ptr, row, head, whole, l, acc, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Stores what the merge would give for a single chunk: acc / l, unscaled."""
+    """Stores the merge's result for a single chunk: acc / l, unscaled."""
     offs_d = tl.arange(0, HEAD_DIM)
     tl.store(o_ptr + (row * NUM_HEADS + head)[:, None] * HEAD_DIM + offs_d[None, :],
              (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=whole[:, None])
@@ -103,12 +103,12 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
                      stride_kt, stride_kh, stride_vt, stride_vh, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
                      HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
                      BLOCK_N: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (num_kv_heads, chunks); a chunk past the keys leaves nothing."""
+    """Grid: (num_kv_heads, chunks). A chunk past the keys writes nothing."""
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
     if PDL:
         gdc_launch_dependents()
-    # The length and the keys before it are of earlier passes: they may be read before the kernel in front is done.
+    # The length and the keys before it are of earlier passes: they may be read before the dependency wait.
     length = tl.load(length_ptr)
     start = chunk * CHUNK
     offs_m = tl.arange(0, TILE)
@@ -117,7 +117,7 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
     offs_d = tl.arange(0, HEAD_DIM)
     tile_n = tl.arange(0, BLOCK_N)
     last = length + row
-    # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
+    # The tile's offsets are constant; only the scalar base moves, which saves registers.
     k_base = k_ptr + kv_head * stride_kh + (tile_n[None, :] * stride_kt + offs_d[:, None])
     v_base = v_ptr + kv_head * stride_vh + (tile_n[:, None] * stride_vt + offs_d[None, :])
     m = tl.full((TILE,), float("-inf"), tl.float32)
@@ -156,8 +156,7 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_p
 
 @triton.jit
 def whole_chunk(q, k_ptr, v_ptr, chunk, end, last, scale, stride_kt, stride_vt, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """(m, l, acc) of one chunk in one step: attention_step from an empty state, where it multiplies zeros by zero and adds
-    them."""
+    """(m, l, acc) of one chunk in one step: attention_step from an empty state, without its products with zero."""
     tile_n = tl.arange(0, CHUNK)
     offs_d = tl.arange(0, HEAD_DIM)
     n0 = chunk * CHUNK
@@ -178,7 +177,8 @@ def whole_chunk(q, k_ptr, v_ptr, chunk, end, last, scale, stride_kt, stride_vt, 
 def walk_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_ptr, scale, rows, stride_qm, stride_qh, stride_kt,
                 stride_kh, stride_vt, stride_vh, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                 ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr):
-    """attention_kernel, a program one chunk after another, the next one's keys on their way. Grid: (num_kv_heads, any number)."""
+    """Persistent attention_kernel: a program computes one chunk after another and prefetches the next. Grid: (num_kv_heads, any
+    number)."""
     kv_head = tl.program_id(0)
     if PDL:
         gdc_launch_dependents()
@@ -198,13 +198,13 @@ def walk_kernel(q_ptr, k_ptr, v_ptr, length_ptr, acc_ptr, m_ptr, l_ptr, o_ptr, s
         m, l, acc = whole_chunk(q, k_head, v_head, chunk, end, last, scale, stride_kt, stride_vt, CHUNK, HEAD_DIM)
         leave_partials(acc_ptr, m_ptr, l_ptr, chunk, row, head, live & (last >= CHUNK), m, l, acc, NUM_KV_HEADS * GROUP,
                        HEAD_DIM, ROWS)
-    if (tl.program_id(1) == 0) & (length < CHUNK):  # apart: in the loop it would cost registers that some targets lack
+    if (tl.program_id(1) == 0) & (length < CHUNK):  # outside the loop, where it would need too many registers on some targets
         m, l, acc = whole_chunk(q, k_head, v_head, 0, end, last, scale, stride_kt, stride_vt, CHUNK, HEAD_DIM)
         leave_output(o_ptr, row, head, live & (last < CHUNK), l, acc, NUM_KV_HEADS * GROUP, HEAD_DIM)
 
 
 def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     problem = first_problem(
         common_contract(schedule),
         power_of_two("head_dim", shape.head_dim, 16, 256),
@@ -215,16 +215,16 @@ def attention_contract(shape: AttentionShape, schedule: AttentionSchedule) -> st
     if problem:
         return problem
     if schedule.chunk % schedule.BLOCK_N:
-        return f"chunk {schedule.chunk} is no multiple of BLOCK_N {schedule.BLOCK_N}"
+        return f"chunk {schedule.chunk} isn't a multiple of BLOCK_N {schedule.BLOCK_N}"
     if schedule.TILE < shape.group:
-        return f"TILE {schedule.TILE} has no room for one row of a group of {shape.group} heads"
+        return f"TILE {schedule.TILE} is less than the {shape.group} heads of a group"
     if schedule.num_stages > 8:
         return f"num_stages {schedule.num_stages} is more than 8"
     return None
 
 
 def attention_launch(shape: AttentionShape, schedule: AttentionSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one shape and schedule: the same for every row count, length and cache layout."""
+    """The artefact of one shape and schedule, the same for every row count, length and cache layout."""
     constants = _heads(shape) | {"CHUNK": schedule.chunk, "TILE": schedule.TILE, "BLOCK_N": schedule.BLOCK_N, "PDL": schedule.pdl}
     return Launch(attention_kernel, TYPES, constants, options(schedule, numerics))
 
@@ -249,7 +249,7 @@ OPERATION = Operation(attention_kernel, AttentionSchedule, attention_contract, a
 
 
 def persistent_contract(shape: PersistentAttentionShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     if shape.TILE > PERSISTENT_TILE:
         return f"TILE {shape.TILE} is more than {PERSISTENT_TILE}, the rows that four warps have registers for"
     heads = AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim)
@@ -267,22 +267,22 @@ PERSISTENT = Operation(walk_kernel, FixedSchedule, persistent_contract, persiste
 
 
 def persistent_shape(shape: AttentionShape, schedule: AttentionSchedule) -> PersistentAttentionShape | None:
-    """The persistent launch in the place of attention under this schedule where chunks are many; None where there is none."""
+    """The shape of the persistent launch that replaces attention under this schedule over many chunks, or None."""
     if schedule.chunk != schedule.BLOCK_N or schedule.TILE > PERSISTENT_TILE:
         return None
     return PersistentAttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, schedule.chunk, schedule.TILE)
 
 
 def max_rows(shape: AttentionShape, schedule: AttentionSchedule) -> int:
-    """Query rows of one launch at most."""
+    """Maximum of query rows per launch."""
     return min(ROWS, schedule.TILE // shape.group)
 
 
 @dataclass(frozen=True)
 class Partials:
-    """Output of `attention` and input of `merge`. acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads],
-    fp32; o [>= rows, num_heads, head_dim] bf16, where rows of one chunk are finished. groups: room for one of each FOLD
-    partials."""
+    """Output of `attention` and input of `merge`. acc: [chunks, ROWS, num_heads, head_dim] fp32. m, l: [chunks, ROWS, num_heads]
+    fp32. o: [>= rows, num_heads, head_dim] bf16, finished for rows of one chunk. groups: buffers as acc, m and l, for one partial
+    per FOLD chunks."""
 
     acc: "torch.Tensor"
     m: "torch.Tensor"
@@ -291,7 +291,7 @@ class Partials:
     groups: "tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None" = None
 
     def operands(self, chunks: int, rows: int) -> dict[str, Operand]:
-        """As both kernels address them."""
+        """The operands of both kernels."""
         num_heads, head_dim = sizes_of("acc", self.acc, 4)[2:]
         room = (AtLeast(chunks), ROWS, num_heads)
         return {"acc_ptr": Operand(self.acc, (*room, head_dim)), "m_ptr": Operand(self.m, room), "l_ptr": Operand(self.l, room),
@@ -299,7 +299,7 @@ class Partials:
 
 
 def new_partials(shape: AttentionShape, chunks: int, rows: int, device: "torch.device | str") -> Partials:
-    """Room for `chunks` chunks and `rows` rows."""
+    """Buffers for `chunks` chunks and `rows` rows."""
     import torch
 
     heads = (chunks, ROWS, shape.num_heads)
@@ -310,14 +310,14 @@ def new_partials(shape: AttentionShape, chunks: int, rows: int, device: "torch.d
 
 
 def new_groups(acc: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
-    """Room for a partial of each FOLD of acc [chunks, ROWS, num_heads, head_dim]."""
+    """Buffers for one partial per FOLD chunks of acc [chunks, ROWS, num_heads, head_dim]."""
     groups = acc.new_empty((triton.cdiv(len(acc), FOLD), *acc.shape[1:]))
     return groups, acc.new_empty(groups.shape[:3]), acc.new_empty(groups.shape[:3])
 
 
 def cache_operands(k_cache: "torch.Tensor", v_cache: "torch.Tensor", num_heads: int, head_dim: int) -> dict[str, Operand]:
-    """Keys and values [slots, num_kv_heads, head_dim], each with strides of its own. Raises ContractError for heads that don't
-    divide."""
+    """The operands of keys and values [slots, num_kv_heads, head_dim], each with its own strides. Raises ContractError unless
+    num_kv_heads divides num_heads."""
     slots, num_kv_heads, _ = sizes_of("k", k_cache, 3)
     require(num_kv_heads > 0 and num_heads % num_kv_heads == 0, f"{num_heads} heads and {num_kv_heads} KV heads",
             "KV heads that divide the heads")
@@ -328,17 +328,17 @@ def cache_operands(k_cache: "torch.Tensor", v_cache: "torch.Tensor", num_heads: 
 
 def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor", length: "torch.Tensor", *,
               schedule: AttentionSchedule, numerics: Numerics, chunks: int, out: Partials | None = None) -> Partials:
-    """Attention of each row, as partials or, where one chunk holds all its keys, finished; layouts in the module's docstring.
+    """Attention of each row: partials, or the finished output if one chunk has all its keys. Layouts: see the module's docstring.
 
     Args:
         q: [rows, num_heads, head_dim] bf16, rows * group <= schedule.TILE.
-        k_cache, v_cache: [slots, num_kv_heads, head_dim] bf16, any strides that are multiples of 16.
+        k_cache, v_cache: [slots, num_kv_heads, head_dim] bf16, strides multiples of 16.
         length: [1] int32, on the device.
-        chunks: chunks to launch, up to the last key or beyond; they don't reach the bits.
-        out: where to write, instead of new tensors.
+        chunks: number to launch, enough for the last key; it doesn't change the bits.
+        out: tensors to write to, instead of new ones.
 
     Raises:
-        ContractError: tensors, shape and schedule can't go together.
+        ContractError: tensors, shape and schedule don't fit each other.
     """
     rows, num_heads, head_dim = sizes_of("q", q, 3)
     shape = AttentionShape(num_heads, sizes_of("k", k_cache, 3)[1], head_dim)
@@ -360,13 +360,13 @@ def attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor
 
 
 def persistent_programs(shape: AttentionShape, chunks: int, q: "torch.Tensor") -> int:
-    """Programs per KV head that fill the GPU. Their number doesn't reach the bits: each chunk is a partial of its own."""
+    """Programs per KV head that fill the GPU. Their number doesn't change the bits: each chunk is a separate partial."""
     return min(chunks, triton.cdiv(PROGRAMS_PER_SM * num_sms(q), shape.num_kv_heads))
 
 
 def attention_reference(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torch.Tensor",
                         length: int) -> "torch.Tensor":
-    """Attention, whole, in fp64: [rows, num_heads, head_dim]."""
+    """Attention in fp64: [rows, num_heads, head_dim]."""
     import torch
 
     rows, num_heads, head_dim = q.shape

@@ -1,9 +1,9 @@
-"""Branch selection on the device: the outcome of a round, (accepted, recovery token), is looked up among those that a drafter
-prepared for (speculative speculative decoding: Kumar, Dao, May).
+"""Branch selection on the device: looks up the outcome of a round, (accepted, recovery token), among the branches that a drafter
+prepared (speculative speculative decoding: Kumar, Dao, May).
 
-One program, after `accept`. `table` [TABLE, ROWS] int32 has a column per branch: the accepted count and the recovery token that
-it is for, the round that it was made in, then its drafted tokens; -1 in columns without a branch. A column of another round never
-matches. On a hit, the column's tokens become the rows to verify. The round's record says at HIT whether there was one.
+One program, after `accept`. `table` [TABLE, ROWS] int32 has a column per branch: its accepted count, its recovery token, the
+round it was made in, then its draft tokens; -1 in columns without a branch. A column of another round never matches. On a hit,
+the column's tokens become the rows to verify. The round's record has 1 at HIT on a hit, else 0.
 """
 
 from typing import TYPE_CHECKING
@@ -37,13 +37,12 @@ if TYPE_CHECKING:
 @triton.jit(do_not_specialize=["ring", "rounds", "draft_length"])
 def serve_kernel(table_ptr, row_token_ptr, state_ptr, record_ptr, hits_ptr, ring, rounds, draft_length, ROWS: tl.constexpr,
                  RECORD: tl.constexpr, HIT: tl.constexpr, TIP: tl.constexpr, ROUND: tl.constexpr, PDL: tl.constexpr):
-    """record_ptr [ring, RECORD]. draft_length: at most ROWS - 1. hits_ptr [rounds]: a script's word on which rounds hit, or
-    None."""
+    """record_ptr [ring, RECORD]. draft_length: at most ROWS - 1. hits_ptr [rounds]: a script of hits, or None."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     i = tl.arange(0, ROWS)
-    number = tl.load(state_ptr + ROUND) - 1  # of the round that was verified
+    number = tl.load(state_ptr + ROUND) - 1  # the verified round
     right = (tl.load(table_ptr + i) == tl.load(state_ptr + TIP)) & (tl.load(table_ptr + ROWS + i) == tl.load(row_token_ptr))
     right = right & (tl.load(table_ptr + 2 * ROWS + i) == number)
     branch = tl.min(tl.where(right, i, ROWS), 0)
@@ -56,7 +55,7 @@ def serve_kernel(table_ptr, row_token_ptr, state_ptr, record_ptr, hits_ptr, ring
 
 
 def select_branch_launch(shape: DraftTokenShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact: the same for every draft length."""
+    """The artefact, the same for every draft length."""
     types = {**dict.fromkeys(("table_ptr", "row_token_ptr", "state_ptr", "record_ptr", "hits_ptr"), "*i32"),
              **dict.fromkeys(("ring", "rounds", "draft_length"), "i32")}
     constants: dict[str, Constant] = {"ROWS": ROWS, "RECORD": RECORD, "HIT": HIT, "TIP": TIP, "ROUND": ROUND,
@@ -69,17 +68,17 @@ OPERATION = Operation(serve_kernel, FixedSchedule, warps_contract, select_branch
 
 def select_branch(table: "torch.Tensor", now: Round, records: "torch.Tensor", *, draft_length: int, schedule: FixedSchedule,
                   numerics: Numerics, hits: "torch.Tensor | None" = None) -> None:
-    """The branch for the round's outcome, into the rows to verify.
+    """Writes the tokens of the outcome's branch to the rows to verify.
 
     Args:
-        table: [TABLE, ROWS] int32. now: as `accept` left it. records: [ring, RECORD] int32.
-        draft_length: drafted tokens, 1 to ROWS - 1.
-        hits: [rounds] int32, a script that says which rounds hit.
+        table: [TABLE, ROWS] int32. now: after `accept`. records: [ring, RECORD] int32.
+        draft_length: number of draft tokens, 1 to ROWS - 1.
+        hits: [rounds] int32, a script of hits (1) and misses (0), or None.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
-    require(1 <= draft_length < ROWS, f"{draft_length} drafted tokens", f"1 to {ROWS - 1}")
+    require(1 <= draft_length < ROWS, f"{draft_length} draft tokens", f"1 to {ROWS - 1}")
     shape = DraftTokenShape(hits is not None)
     require_contract(OPERATION, shape, schedule)
     launch = select_branch_launch(shape, schedule, numerics)

@@ -2,21 +2,20 @@
 
     x [rows, K], w [N, K], both row-major (K contiguous); e4m3 with one fp32 scale per row of x and per row of w (output
     channel), or bf16 without scales. y [rows, N] in bf16; with split_k > 1 fp32 partials [split_k, rows, N], which the
-    kernel that reads them next adds in index order.
+    next kernel adds in index order.
 
-An e4m3 activation may come as two terms, x + x_lo / 16 (see kernels/norm.py): lossless for bf16 values down to 2^-13 of the row's
-maximum. Weights are still read once, and there is tensor-core time to spare, so the second product costs next to nothing.
+An e4m3 activation may have two terms, x + x_lo / 16 (see kernels/norm.py): lossless for bf16 values down to 2^-13 of the row's
+maximum. Weights are still read once, and the tensor cores have spare time: the second product costs next to nothing.
 
-Weights are the large operand and rows are few, so the tensor core's operands are swapped: `weights_as_m` computes
-w @ x.T, whose M is a block of output columns (64 or more, as the FP8 instructions want) and whose N is the row tile.
-`activations_as_m` is the natural order; with a row tile under 64 it falls back to the FP16 instruction on every target,
-which the inspection shows.
+Weights are large and rows are few, so the tensor core's operands are swapped: `weights_as_m` computes w @ x.T. Its M is a block
+of output columns (64 or more, as the FP8 instructions require), its N is the row tile. `activations_as_m` is the natural order;
+with a row tile below 64 it falls back to the FP16 instruction on every target, which the inspection shows.
 
-Row invariance: an output column of row r is one chain of BLOCK_K steps over one K range, whatever the other rows hold; the
-row tile, not the row count, sets the shape of the instruction; the grid only decides which block computes a tile. The K range of
-split s is steps [s * steps // split_k, (s + 1) * steps // split_k): fixed by K, BLOCK_K and split_k.
+Row invariance: an output of row r is one chain of BLOCK_K steps over one K range, independent of the other rows. The row tile,
+not the row count, determines the shape of the instruction; the grid only determines which block computes a tile. The K range of
+split s is steps [s * steps // split_k, (s + 1) * steps // split_k): it depends on K, BLOCK_K and split_k alone.
 
-Left out: the sum of the partials (the reader does it), activation quantisation.
+Done elsewhere: the sum of the partials (by the next kernel), activation quantisation.
 """
 
 from typing import TYPE_CHECKING
@@ -52,14 +51,13 @@ from .operation import (
 if TYPE_CHECKING:
     import torch
 
-
-PRELOADED = 2**16  # weights that a block may preload: they wait in its registers
+PRELOADED = 2**16  # maximum of weights that a block preloads into its registers
 
 
 @triton.jit
 def swiglu_act(gate, up):
     """silu(gate) * up in fp32, rounded to bf16 after silu and after the product, as Hugging Face does."""
-    # An exactly rounded division takes a slow path for a gate of 0, which every empty row of the tile has: 2.5 us a launch.
+    # An exactly rounded division takes a slow path for a gate of 0, as in every empty row of the tile: 2.5 us per launch.
     silu = (gate / (1.0 + tl.exp(-gate))).to(tl.bfloat16).to(tl.float32)
     return (silu * up).to(tl.bfloat16).to(tl.float32)
 
@@ -71,7 +69,7 @@ def load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLO
     if TMA:
         w = w_ptr.load([n0, k0])
     else:
-        # The tile's own offsets don't change from step to step; only the scalar base moves, which saves registers.
+        # The tile's offsets are constant; only the scalar base moves, which saves registers.
         tile_n = tl.arange(0, BLOCK_N)
         tile_k = tl.arange(0, STEP_K)
         pointers = w_ptr + (n0 * stride_wn + k0) + (tile_n[:, None] * stride_wn + tile_k[None, :])
@@ -87,7 +85,7 @@ def load_weights(w_ptr, stride_wn, n0, k0, N: tl.constexpr, K: tl.constexpr, BLO
 @triton.jit
 def load_rows(x_ptr, k0, rows, stride_xm, stride_xt, K: tl.constexpr, BLOCK_K: tl.constexpr, STEP_K: tl.constexpr,
                ROW_TILE: tl.constexpr, TERMS: tl.constexpr):
-    """Columns k0 .. k0 + STEP_K of x, [STEP_K, TERMS * ROW_TILE]: the rows' first terms, then their second ones."""
+    """Columns k0 .. k0 + STEP_K of x, [STEP_K, TERMS * ROW_TILE]: the rows' first terms, then their second terms."""
     offs_m = tl.arange(0, TERMS * ROW_TILE)
     row = offs_m % ROW_TILE
     tile_k = tl.arange(0, STEP_K)
@@ -111,7 +109,7 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
     n0 = pid_n * BLOCK_N
     offs_n = n0 + tl.arange(0, BLOCK_N)
     offs_m = tl.arange(0, ROW_TILE)
-    WHOLE: tl.constexpr = STEPS // SPLIT_K * BLOCK_K  # the range of a split, where it is preloaded
+    WHOLE: tl.constexpr = STEPS // SPLIT_K * BLOCK_K  # the K range of a split with preloaded weights
     PROMOTE_STEP: tl.constexpr = None if PROMOTE is None else min(PROMOTE, BLOCK_K)
     PROMOTE_WHOLE: tl.constexpr = None if PROMOTE is None else min(PROMOTE, WHOLE)
 
@@ -133,7 +131,7 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         m_axis = offs_m[:, None]
     if PDL and EARLY:
         gdc_launch_dependents()
-    # What depends on no kernel in front is on its way while this one waits for it: scales of weights, bias, preloaded weights.
+    # Data that no preceding kernel writes is prefetched before the dependency wait: scales of weights, bias, preloaded weights.
     if w_scale_ptr is not None:
         w_scale = tl.load(w_scale_ptr + n_axis, mask=n_axis < N, other=0.0)
     if bias_ptr is not None:
@@ -176,7 +174,7 @@ def _linear_tile(tile, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr
         else:
             acc = tl.where(split == 0, acc + bias, acc)
     if SWIGLU:
-        # Rows of w are gates and ups in turns of 8. Rounded as they would be on their way through memory.
+        # Rows of w are 8 gates, 8 ups and so on. Both are rounded to bf16, as if they went through memory.
         y = acc.to(tl.bfloat16).to(tl.float32).reshape(BLOCK_N // 16, 2, 8, ROW_TILE).permute(0, 2, 3, 1)
         gate, up = y.split()
         act = swiglu_act(gate, up).reshape(BLOCK_N // 2, ROW_TILE)
@@ -196,8 +194,8 @@ def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, ama
                   ROW_TILE: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, WEIGHTS_AS_M: tl.constexpr,
                   TMA: tl.constexpr, PRELOAD: tl.constexpr, PROMOTE: tl.constexpr, SWIGLU: tl.constexpr,
                   PERSISTENT: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr):
-    """w_ptr is a tensor descriptor where TMA. amax_ptr [ROW_TILE, tiles of N] or None, where SWIGLU. Tiles run over N first, then
-    over splits."""
+    """w_ptr: a tensor descriptor if TMA. amax_ptr [ROW_TILE, tiles of N] or None, if SWIGLU. Tiles run over N first, then over
+    splits."""
     if PERSISTENT:
         TILES: tl.constexpr = ((N + BLOCK_N - 1) // BLOCK_N) * SPLIT_K
         for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):
@@ -211,7 +209,7 @@ def linear_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, ama
 
 
 def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
-    """Why a linear's shape and schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a linear's shape, or None."""
     steps = triton.cdiv(shape.K, schedule.BLOCK_K)
     problem = first_problem(
         common_contract(schedule),
@@ -222,7 +220,7 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
     if problem:
         return problem
     if shape.K % 16:
-        return f"K {shape.K} is no multiple of 16, so rows of weights don't start on 16 bytes"
+        return f"K {shape.K} isn't a multiple of 16, so rows of weights aren't aligned to 16 bytes"
     if shape.N * shape.K >= 2**31:
         return f"N x K is {shape.N * shape.K:,} elements; offsets are 32-bit"
     if schedule.split_k > steps:
@@ -232,23 +230,23 @@ def linear_contract(shape: LinearShape, schedule: LinearSchedule) -> str | None:
     if schedule.blocks_per_sm > 8:
         return f"blocks_per_sm {schedule.blocks_per_sm} is more than 8"
     if shape.swiglu and (schedule.split_k > 1 or schedule.orientation != "weights_as_m"):
-        return "swiglu needs whole sums of gates and ups in one tile: split_k 1 and weights_as_m"
+        return "swiglu needs complete sums of gates and ups in one tile: split_k 1 and weights_as_m"
     if shape.swiglu and shape.N % (2 * TURN):
-        return f"N {shape.N} is no multiple of {2 * TURN}: gates and ups come in turns of {TURN}"
+        return f"N {shape.N} isn't a multiple of {2 * TURN}: gates and ups alternate in groups of {TURN}"
     if schedule.preload:
         if schedule.load == "tma" or schedule.blocks_per_sm:
-            return "preload takes a block's weights by pointer before it waits: load pointer, and one tile per block"
+            return "preload loads a block's weights by pointer before the dependency wait: load pointer, blocks_per_sm 0"
         depth = steps // schedule.split_k
         if steps % schedule.split_k or depth & (depth - 1) or depth * schedule.BLOCK_K * schedule.BLOCK_N > PRELOADED:
-            return (f"preload takes the whole range of a split, a power of two of steps and at most {PRELOADED:,} values; "
-                    f"{steps} steps in {schedule.split_k} splits of {schedule.BLOCK_N} columns aren't")
+            return (f"preload needs equal splits of a power of two of steps and at most {PRELOADED:,} values; here are "
+                    f"{steps} steps in {schedule.split_k} splits of {schedule.BLOCK_N} columns")
     if schedule.load == "tma" and schedule.BLOCK_N > 256:
-        return f"load tma copies boxes of at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
+        return f"load tma copies at most 256 rows; BLOCK_N is {schedule.BLOCK_N}"
     return None
 
 
 def linear_launch(shape: LinearShape, schedule: LinearSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one shape and schedule: the same for every row count and every stride."""
+    """The artefact of one shape and schedule, the same for every row count and stride."""
     fp8 = shape.dtype == "e4m3"
     element = "fp8e4nv" if fp8 else "bf16"
     tma = schedule.load == "tma"
@@ -276,7 +274,7 @@ def linear_instructions(shape: LinearShape, arch: str) -> Instructions:
 
 
 def linear_shared_bytes(shape: LinearShape, schedule: LinearSchedule) -> int:
-    """Lower bound: the tiles in flight, one stage less than asked for, as the pipeliner may keep one in registers."""
+    """Lower bound: the tiles of num_stages - 1 stages, because the pipeliner may keep one in registers."""
     size = 1 if shape.dtype == "e4m3" else 2
     steps = triton.cdiv(shape.K, schedule.BLOCK_K) // schedule.split_k
     stages = max(1, min(schedule.num_stages - 1, steps))
@@ -288,7 +286,7 @@ OPERATION = Operation(linear_kernel, LinearSchedule, linear_contract, linear_lau
 
 
 def input_operands(x: Activation, w: Weights, rows: int) -> dict[str, Operand]:
-    """x and w of a linear or a head, as `load_rows` and `load_weights` address them."""
+    """The operands x and w of a linear or a head."""
     N, K = sizes_of("w", w.w, 2)
     terms = len(x.values)
     require(terms in (1, 2), f"an activation of {terms} terms", "1 or 2")
@@ -298,7 +296,7 @@ def input_operands(x: Activation, w: Weights, rows: int) -> dict[str, Operand]:
 
 
 def is_e4m3(w: "torch.Tensor") -> bool:
-    """Whether weights are e4m3, and so go with scales."""
+    """Whether weights are e4m3, which have scales."""
     import torch
 
     return w.dtype == torch.float8_e4m3fn
@@ -311,16 +309,16 @@ def linear(x: Activation, w: Weights, *, schedule: LinearSchedule, numerics: Num
     Args:
         x: values [terms, rows, K], 1 <= rows <= schedule.row_tile; strides of terms and rows multiples of 16 elements.
         w: w [N, K] of x's type, its row stride a multiple of 16 elements.
-        out: where to write, instead of a new tensor.
-        swiglu: w's rows are gates and ups in turns of 8 (`interleave`), and the output is silu(gate) * up.
-        amax: [>= rows, column tiles] fp32, for swiglu with e4m3: the largest magnitude of each tile's piece of a row.
+        out: a tensor to write to, instead of a new one.
+        swiglu: w's rows are 8 gates, 8 ups and so on (`interleave`), and the output is silu(gate) * up.
+        amax: [>= rows, column tiles] fp32, for swiglu with e4m3: the largest magnitude in each tile's part of a row.
 
     Returns:
-        With swiglu [rows, N / 2] bf16. Else [rows, N] bf16 where schedule.split_k is 1, or fp32 partials [split_k, rows, N], to
+        With swiglu: [rows, N / 2] bf16. Else, if schedule.split_k is 1: [rows, N] bf16. Else fp32 partials [split_k, rows, N], to
         be added in index order; scales are applied to each, the bias to the first.
 
     Raises:
-        ContractError: tensors, shape and schedule can't go together.
+        ContractError: tensors, shape and schedule don't fit each other.
     """
     import torch
 
@@ -330,7 +328,7 @@ def linear(x: Activation, w: Weights, *, schedule: LinearSchedule, numerics: Num
     require_rows(rows, schedule.row_tile)
     require_contract(OPERATION, shape, schedule)
     if out is None:
-        room = (rows, triton.cdiv(columns, 16) * 16)  # rows begin at a multiple of 16 elements
+        room = (rows, triton.cdiv(columns, 16) * 16)  # a row stride that is a multiple of 16
         out = x.values.new_empty(room if split_k == 1 else (split_k, *room),
                                  dtype=torch.bfloat16 if split_k == 1 else torch.float32)[..., :columns]
     launch, grid = linear_launch(shape, schedule, numerics), linear_grid(shape, schedule, num_sms(out))
@@ -348,13 +346,13 @@ def linear(x: Activation, w: Weights, *, schedule: LinearSchedule, numerics: Num
 
 
 def linear_grid(shape: LinearShape, schedule: LinearSchedule, num_sms: int) -> tuple[int]:
-    """Blocks of a launch: one per tile, or at most blocks_per_sm per SM."""
+    """Blocks per launch: one per tile, or at most blocks_per_sm per SM."""
     tiles = triton.cdiv(shape.N, schedule.BLOCK_N) * schedule.split_k
     return (min(tiles, schedule.blocks_per_sm * num_sms) if schedule.blocks_per_sm else tiles,)
 
 
 def interleave(w: "torch.Tensor") -> "torch.Tensor":
-    """Rows of [2 I, ...], gates then ups, as gates and ups in turns of 8: the order that swiglu reads."""
+    """Reorders rows of [2 I, ...], gates then ups, to 8 gates, 8 ups and so on, as swiglu reads them."""
     import torch
 
     gate, up = w.reshape(2, w.shape[0] // (2 * TURN), TURN, *w.shape[1:])
@@ -362,7 +360,7 @@ def interleave(w: "torch.Tensor") -> "torch.Tensor":
 
 
 def linear_reference(x: Activation, w: Weights) -> "torch.Tensor":
-    """The same in fp64, unrounded: [rows, N]."""
+    """`linear` in fp64, unrounded: [rows, N]."""
     values = x.values.float().double()
     y = (values[0] if len(values) == 1 else values[0] + values[1] / LO_FACTOR) @ w.w.float().double().T
     if x.scale is not None and w.scale is not None:

@@ -1,14 +1,14 @@
 """Language-model head: logits = x @ w.T in fp32, and either the winning token of each row or the logits.
 
-    x [rows, K], w [N, K] (N: vocabulary), both with K contiguous: bf16, or e4m3 with scales and x in one or two terms, as in
-    kernels/linear.py: a drafter's head.
+    x [rows, K], w [N, K] (N: vocabulary), both with K contiguous: bf16, or (a drafter's head) e4m3 with scales and x in one
+    or two terms, as in kernels/linear.py.
 
-Two kernels. `head_kernel` computes one block of logits; its two variants share the reduction, so the argmax of the logits
-variant is the token of the argmax variant, ties included. The argmax variant writes only the best value and id of each
-block; `head_reduce_kernel` takes the blocks in id order.
+Two kernels. `head_kernel` computes one block of logits. Its two variants share the reduction: the argmax of the logits variant is
+the token of the argmax variant, in ties too. The argmax variant writes only the largest value and its id per block;
+`head_reduce_kernel` reduces the blocks in id order.
 
 A tie goes to the lowest token id: leftmost within a block, and a later block must be strictly greater. -0.0 counts as 0.0.
-A NaN never wins, and a row of nothing else gives -1. The head is not split over K: each logit is one chain of BLOCK_K steps.
+A NaN never wins; a row of NaN alone gives -1. The head isn't split over K: each logit is one chain of BLOCK_K steps.
 """
 
 from dataclasses import dataclass
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     import torch
 
 REDUCE_SCHEDULE = FixedSchedule(num_warps=8, pdl=True)
-REDUCE_TILE = 256  # blocks that head_reduce_kernel compares at once; any size gives the same token
+REDUCE_TILE = 256  # blocks that head_reduce_kernel compares at once; it doesn't change the token
 
 
 @triton.jit(do_not_specialize=["rows", "limit"])
 def head_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, logits_ptr, best_ptr, id_ptr, rows, limit, stride_xm, stride_xt,
                 stride_wn, stride_lm, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                 ROW_TILE: tl.constexpr, TERMS: tl.constexpr, PROMOTE: tl.constexpr, PDL: tl.constexpr):
-    """x_scale_ptr [rows] and w_scale_ptr [N] fp32, or None for bf16; logits_ptr [rows, N] fp32, or None; best_ptr, id_ptr
-    [ROW_TILE, blocks], or None. limit: ids from it on never win."""
+    """x_scale_ptr [rows] and w_scale_ptr [N] fp32, or None for bf16. logits_ptr [rows, N] fp32, or None. best_ptr, id_ptr
+    [ROW_TILE, blocks], or None. limit: ids >= limit never win."""
     pid = tl.program_id(0)
     n0 = pid * BLOCK_N
     tile_n = tl.arange(0, BLOCK_N)
@@ -69,7 +69,7 @@ def head_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, logits_ptr, best_ptr, id
     if PDL:
         gdc_wait()
     for k0 in tl.range(0, K, BLOCK_K):
-        # int64: a vocabulary times a hidden size can pass 2^31 elements; on the scalar base alone, which saves registers
+        # int64, because a vocabulary times a hidden size can exceed 2^31; on the scalar base alone, which saves registers
         w_pointers = w_ptr + (n0.to(tl.int64) * stride_wn + k0) + (tile_n[:, None] * stride_wn + tile_k[None, :])
         if N % BLOCK_N == 0 and K % BLOCK_K == 0:
             w = tl.load(w_pointers)
@@ -99,8 +99,8 @@ def head_kernel(x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, logits_ptr, best_ptr, id
 
 @triton.jit(do_not_specialize=["blocks"])
 def head_reduce_kernel(best_ptr, id_ptr, token_ptr, map_ptr, blocks, TILE: tl.constexpr, PDL: tl.constexpr):
-    """One row a program: the id of the greatest of its blocks, the lowest id of those that are equal. map_ptr: what each id
-    stands for, or None."""
+    """One row per program: the id of the largest value over its blocks, in ties the lowest. map_ptr [N]: the token of each id, or
+    None."""
     row = tl.program_id(0)
     if PDL:
         gdc_launch_dependents()
@@ -121,7 +121,7 @@ def head_reduce_kernel(best_ptr, id_ptr, token_ptr, map_ptr, blocks, TILE: tl.co
 
 
 def head_contract(shape: HeadShape, schedule: HeadSchedule) -> str | None:
-    """Why a head's shape and schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a head's shape, or None."""
     problem = first_problem(
         common_contract(schedule),
         power_of_two("BLOCK_N", schedule.BLOCK_N, 16, 512),
@@ -131,7 +131,7 @@ def head_contract(shape: HeadShape, schedule: HeadSchedule) -> str | None:
     if problem:
         return problem
     if shape.K % 16:
-        return f"K {shape.K} is no multiple of 16"
+        return f"K {shape.K} isn't a multiple of 16"
     if schedule.num_stages > 8:
         return f"num_stages {schedule.num_stages} is more than 8"
     return None
@@ -153,7 +153,7 @@ def _head_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numerics, l
 
 
 def head_argmax_launch(shape: HeadShape, schedule: HeadSchedule, numerics: Numerics) -> Launch:
-    """The variant that writes the best token of each block."""
+    """The variant that writes the largest value and its id per block."""
     return _head_launch(shape, schedule, numerics, logits=False)
 
 
@@ -200,7 +200,8 @@ def _shape(x: Activation, w: Weights, schedule: HeadSchedule) -> HeadShape:
 
 @dataclass(frozen=True)
 class HeadScratch:
-    """Output of the argmax variant: the best value and id of each block [row_tile, blocks], and tokens [row_tile] int32."""
+    """Output of the argmax variant. best: largest value per block, [row_tile, blocks] fp32. ids: their ids, [row_tile, blocks]
+    int32. tokens: [row_tile] int32."""
 
     best: "torch.Tensor"
     ids: "torch.Tensor"
@@ -208,7 +209,7 @@ class HeadScratch:
 
 
 def new_scratch(N: int, schedule: HeadSchedule, device: "torch.device") -> HeadScratch:
-    """Room for one launch over N ids."""
+    """Buffers for one launch over N ids."""
     import torch
 
     blocks = triton.cdiv(N, schedule.BLOCK_N)
@@ -223,11 +224,11 @@ def lm_head(x: Activation, w: Weights, *, schedule: HeadSchedule, numerics: Nume
 
     Args:
         x: values [terms, rows, K], 1 <= rows <= schedule.row_tile. w: w [N, K] of x's type, no bias.
-        limit: ids from it on never win. ids: [N] int32, the token of each row of w; the row's number where not given.
-        scratch: where to write, instead of new tensors.
+        limit: ids >= limit never win. ids: [N] int32, the token of each row of w; None: the row's index.
+        scratch: buffers to use, instead of new ones.
 
     Raises:
-        ContractError: tensors, shape and schedule can't go together.
+        ContractError: tensors, shape and schedule don't fit each other.
     """
     shape, rows = _shape(x, w, schedule), x.values.shape[1]
     out = scratch or new_scratch(shape.N, schedule, w.w.device)
@@ -244,7 +245,7 @@ def lm_head(x: Activation, w: Weights, *, schedule: HeadSchedule, numerics: Nume
 
 
 def lm_head_logits(x: Activation, w: Weights, *, schedule: HeadSchedule, numerics: Numerics) -> "torch.Tensor":
-    """x @ w.T in fp32: [rows, N]. Same reduction as `lm_head`, same arguments and errors."""
+    """x @ w.T in fp32: [rows, N]. The reduction, arguments and errors are those of `lm_head`."""
     import torch
 
     shape, rows = _shape(x, w, schedule), x.values.shape[1]

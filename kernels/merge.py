@@ -3,14 +3,14 @@
     acc [chunks, ROWS, num_heads, head_dim], m and l [chunks, ROWS, num_heads], fp32, from `attention`;
     length [1] int32; o [rows, num_heads, head_dim] bf16.
 
-Chunks are merged in index order, in groups of FOLD, and the groups in index order: fixed by a row's own keys. `splits` says
-how many partials are loaded at once and doesn't reach the bits. A row merges the chunks that hold a key it may see,
-(length + row) // chunk + 1 of them, so neither the other rows nor the buffer's capacity bear on it. A chunk that is empty for a
-row (m = -inf, l = 0) adds exactly nothing. A row whose keys are all in one chunk was finished by `attention` and is left alone.
+Chunks are merged in index order in groups of FOLD, and groups in index order: the order depends on a row's own keys alone.
+`splits` is the number of partials that are loaded at once; it doesn't change the bits. A row merges the chunks with keys that it
+may see, (length + row) // chunk + 1 of them: neither other rows nor the buffer's capacity matter. A chunk that is empty for a row
+(m = -inf, l = 0) adds exactly nothing. A row with all its keys in one chunk was finished by `attention` and is skipped.
 
-A launch over more than FOLD chunks has `fold` before it, which makes one partial of each group, all groups at once. The 1,297
-chunks of 83,000 tokens then cost 73 latencies in a row, over 41 groups of 32, and not 1,297. For a row of one group the second
-pass multiplies by 1 and adds 0, so both ways give the same bytes.
+Before a launch over more than FOLD chunks, `fold` merges each group to one partial, all groups in parallel. The 1,297 chunks of
+83,000 tokens then cost 73 latencies (32 in a group, 41 groups) instead of 1,297. For a row of one group the second pass
+multiplies by 1 and adds 0: both ways give the same bytes.
 
 One block merges BLOCK_D of a head's dimensions.
 """
@@ -45,7 +45,6 @@ from .operation import (
 if TYPE_CHECKING:
     import torch
 
-
 FOLD_SPLITS = 16  # partials that a block of `fold` loads at once
 FOLD_SCHEDULE = FixedSchedule(num_warps=1, pdl=True)
 
@@ -53,12 +52,12 @@ FOLD_SCHEDULE = FixedSchedule(num_warps=1, pdl=True)
 @triton.jit
 def merge_range(acc_ptr, m_ptr, l_ptr, first, end, row, head, offs_d, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                 ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr):
-    """(m, l, acc) of the partials first .. end - 1 of one row and head, merged one after another."""
+    """(m, l, acc) of the partials first .. end - 1 of one row and head, merged in order."""
     m = float("-inf")
     l = 0.0
     acc = tl.zeros((BLOCK_D,), tl.float32)
     for c0 in tl.range(first, end, SPLITS):
-        for i in tl.static_range(SPLITS):  # unrolled, so that the loads of SPLITS partials are under way at once
+        for i in tl.static_range(SPLITS):  # unrolled: the loads of SPLITS partials overlap
             there = c0 + i < end
             base = ((c0 + i) * ROWS + row) * NUM_HEADS + head
             m_c = tl.load(m_ptr + base, mask=there, other=float("-inf"))
@@ -77,8 +76,8 @@ def merge_range(acc_ptr, m_ptr, l_ptr, first, end, row, head, offs_d, NUM_HEADS:
 @triton.jit(do_not_specialize=["chunk"])
 def fold_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, group_acc_ptr, group_m_ptr, group_l_ptr, chunk, NUM_HEADS: tl.constexpr,
                 HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, FOLD: tl.constexpr, PDL: tl.constexpr):
-    """One partial of each FOLD. group_acc_ptr, group_m_ptr, group_l_ptr: laid out as the partials are. A group past a row's
-    keys leaves nothing. Grid: (rows, heads, groups)."""
+    """One partial per FOLD chunks. group_acc_ptr, group_m_ptr, group_l_ptr: layouts as of the partials. A group past a row's keys
+    writes nothing. Grid: (rows, heads, groups)."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     group = tl.program_id(2)
@@ -100,8 +99,8 @@ def fold_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, group_acc_ptr, group_m_ptr, g
 @triton.jit(do_not_specialize=["chunk", "span"])
 def merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, amax_ptr, chunk, span, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
                  ROWS: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
-    """chunk: keys of one attention block. span: keys of one partial, a chunk or a group of them. amax_ptr [ROWS, parts] or None:
-    the largest magnitude of each program's piece of o. Grid: (rows, heads, head_dim / BLOCK_D)."""
+    """chunk: keys per attention block. span: keys per partial: a chunk or a group of chunks. amax_ptr [ROWS, parts] or None: the
+    largest magnitude of each program's part of o. Grid: (rows, heads, head_dim / BLOCK_D)."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     offs_d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -123,7 +122,7 @@ def merge_kernel(acc_ptr, m_ptr, l_ptr, length_ptr, o_ptr, amax_ptr, chunk, span
 
 
 def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     problem = first_problem(
         common_contract(schedule),
         power_of_two("BLOCK_D", schedule.BLOCK_D, 16, 256),
@@ -137,7 +136,7 @@ def merge_contract(shape: MergeShape, schedule: MergeSchedule) -> str | None:
 
 
 def merge_launch(shape: MergeShape, schedule: MergeSchedule, numerics: Numerics, amax: bool = True) -> Launch:
-    """The artefact of one shape and schedule: the same for every row count, length and number of chunks."""
+    """The artefact of one shape and schedule, the same for every row count, length and number of chunks."""
     types = {"acc_ptr": "*fp32", "m_ptr": "*fp32", "l_ptr": "*fp32", "length_ptr": "*i32", "o_ptr": "*bf16",
              "amax_ptr": "*fp32", "chunk": "i32", "span": "i32"}
     constants: dict[str, Constant] = {
@@ -150,12 +149,12 @@ OPERATION = Operation(merge_kernel, MergeSchedule, merge_contract, merge_launch,
 
 
 def fold_contract(shape: MergeShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     return common_contract(schedule) or power_of_two("head_dim", shape.head_dim, 16, 256)
 
 
 def fold_launch(shape: MergeShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one shape: the same for every row count, length and number of groups."""
+    """The artefact of one shape, the same for every row count, length and number of groups."""
     names = ("acc_ptr", "m_ptr", "l_ptr", "group_acc_ptr", "group_m_ptr", "group_l_ptr")
     types = {**dict.fromkeys(names, "*fp32"), "length_ptr": "*i32", "chunk": "i32"}
     constants: dict[str, Constant] = {"NUM_HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "ROWS": ROWS,
@@ -168,17 +167,16 @@ FOLDING = Operation(fold_kernel, FixedSchedule, fold_contract, fold_launch, no_t
 
 def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, schedule: MergeSchedule, numerics: Numerics,
           amax: "torch.Tensor | None" = None, chunks: int | None = None) -> "torch.Tensor":
-    """Attention output, [rows, num_heads, head_dim] bf16: the rows of `partials.o`, now all finished.
+    """Finishes the attention output in `partials.o` and returns its rows, [rows, num_heads, head_dim] bf16.
 
     Args:
-        partials: of `attention`, contiguous. length: [1] int32 on the device. chunk: keys of one partial.
-        amax: [>= rows, parts(shape, schedule)] fp32, for the largest magnitude of each piece of a row; more columns where rows
-            is 1.
-        chunks: number that attention was launched over; all that there is room for where not given. They must reach the last
-            key: chunks * chunk >= length + rows.
+        partials: of `attention`, contiguous. length: [1] int32 on the device. chunk: keys per partial. amax: output, [>= rows,
+        parts(shape, schedule)] fp32, the largest magnitude of each part of a row; may have more columns if
+            rows is 1.
+        chunks: number that attention was launched over, chunks * chunk >= length + rows; None: as many as partials.acc has.
 
     Raises:
-        ContractError: tensors, shape and schedule can't go together.
+        ContractError: tensors, shape and schedule don't fit each other.
     """
     chunks = len(partials.acc) if chunks is None else chunks
     shape = MergeShape(*sizes_of("acc", partials.acc, 4)[2:])
@@ -199,7 +197,7 @@ def merge(partials: Partials, length: "torch.Tensor", *, rows: int, chunk: int, 
 
 def _fold(partials: Partials, length: "torch.Tensor", rows: int, chunk: int, chunks: int,
           numerics: Numerics) -> "dict[str, object]":
-    """One partial of each group, as the arguments of the merge."""
+    """Merges each group to one partial, and returns these as arguments of the merge."""
     acc, m, l = partials.groups or new_groups(partials.acc)
     shape, groups = MergeShape(*acc.shape[2:]), triton.cdiv(chunks, FOLD)
     require_contract(FOLDING, shape, FOLD_SCHEDULE)
@@ -214,18 +212,18 @@ def _fold(partials: Partials, length: "torch.Tensor", rows: int, chunk: int, chu
 
 
 def parts(shape: MergeShape, schedule: MergeSchedule) -> int:
-    """Pieces of a row; each has a largest magnitude of its own."""
+    """Number of parts of a row, each with its largest magnitude."""
     return shape.num_heads * (shape.head_dim // schedule.BLOCK_D)
 
 
 def aligned_parts(parts: int) -> int:
-    """Columns of maxima that put every row on 16 bytes, where each row is a launch of its own."""
+    """Columns of maxima that align every row to 16 bytes, for launches of one row each."""
     return triton.cdiv(parts, 4) * 4
 
 
 def merge_reference(acc: "torch.Tensor", m: "torch.Tensor", l: "torch.Tensor", length: int, *, rows: int,
                     chunk: int) -> "torch.Tensor":
-    """The same in fp64, all chunks at once: [rows, num_heads, head_dim]. m counts powers of two, as `attention` does."""
+    """`merge` in fp64, all chunks at once: [rows, num_heads, head_dim]. m: exponents of two, as of `attention`."""
     import torch
 
     out = torch.empty((rows, *acc.shape[2:]), dtype=torch.float64, device=acc.device)

@@ -1,18 +1,18 @@
 """Residual, RMSNorm and activation quantisation of the decode step, in one kernel with one program per row.
 
-    x += sum_s partial_s   (in index order, rounded to bf16 once before it is added)
+    x += sum_s partial_s   (summed in index order, rounded to bf16 before the addition)
     h = x / sqrt(mean(x^2) + eps) * weight
     u = h / scale,  scale = 2^(floor(log2 amax(h)) - 7);  hi = e4m3(u),  lo = e4m3((u - hi) * 16)
 
-An activation is quantised in two e4m3 terms, hi + lo / 16, with a power of two as its row's scale: lossless for bf16 values down
-to 2^-13 of the row's maximum; below that the error is at most 2^-21 of it. Dividing by a power of two rounds nothing.
+An activation is quantised to two e4m3 terms, hi + lo / 16, with a power of two as its row's scale: lossless for bf16 values down
+to 2^-13 of the row's maximum; the error of smaller values is at most 2^-21 of it. Division by a power of two is exact.
 
-The split-K partials of the linear before are summed here. Input: the residual x [rows, N] bf16, and fp32 partials
-[split_k, rows, N] or one bf16 y [rows, N]; or, at the first layer, rows of the embedding by token id. Output: the residual, and h
-as two e4m3 terms with a scale per row, or as bf16. `feature_ptr` [rows, stride] keeps a copy of the residual, which an EAGLE-3
-drafter reads. RMSNorm rounds to bf16 before the weight, as Hugging Face does.
+This kernel sums the split-K partials of the preceding linear. Input: the residual x [rows, N] bf16, with fp32 partials [split_k,
+rows, N] or one bf16 y [rows, N]; before the first layer, rows of the embedding by token id. Output: the residual, and h as two
+e4m3 terms with a scale per row, or as bf16. `feature_ptr` [rows, stride] receives a copy of the residual for an EAGLE-3 drafter.
+RMSNorm rounds to bf16 before the weight, as Hugging Face does.
 
-Row invariance: a row is one program with one tree of sums, whatever the other rows.
+Row invariance: a row is one program with one tree of sums, independent of the other rows.
 """
 
 from dataclasses import dataclass
@@ -44,13 +44,13 @@ from .operation import (
 if TYPE_CHECKING:
     import torch
 
-ROW_VALUES = 32768  # of a row that one program holds: 32 per thread of 32 warps
+ROW_VALUES = 32768  # maximum of values per program: 32 per thread of 32 warps
 
 
 @triton.jit
 def row_scale(amax):
-    """(scale, 1 / scale) of a row whose largest magnitude is amax: powers of two, so that dividing by it rounds nothing."""
-    exponent = tl.maximum(amax.to(tl.int32, bitcast=True) >> 23, 8)  # 8: also for rows of zeros and subnormals
+    """(scale, 1 / scale) of a row with the largest magnitude amax: powers of two, exact to divide by."""
+    exponent = tl.maximum(amax.to(tl.int32, bitcast=True) >> 23, 8)  # 8 is also for rows of zeros and subnormals
     return ((exponent - 7) << 23).to(tl.float32, bitcast=True), ((261 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
@@ -65,7 +65,7 @@ def store_terms(hi_ptr, lo_ptr, offset, h, inverse, mask):
 
 @triton.jit
 def sum_partials(part_ptr, offset, stride_ps, mask, SPLIT_K: tl.constexpr):
-    """y, rounded to bf16 and back to fp32: partials in index order, or what is bf16 already."""
+    """y in fp32, rounded to bf16: the sum of partials in index order, or the one bf16 y."""
     y = tl.load(part_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     for s in tl.static_range(1, SPLIT_K):
         y = y + tl.load(part_ptr + s * stride_ps + offset, mask=mask, other=0.0)
@@ -79,8 +79,8 @@ def _sum_and_max(sum_a, max_a, sum_b, max_b):
 
 @triton.jit
 def rms_norm_row(x, weight, eps, H: tl.constexpr):
-    """(RMSNorm of one row of fp32 values, rounded to bf16 before the weight and after it, in fp32; its largest magnitude but for
-    those roundings). One reduction gives both."""
+    """(RMSNorm of one row in fp32, rounded to bf16 before and after the weight; its largest magnitude without these roundings).
+    One reduction computes both."""
     total, top = tl.reduce((x * x, tl.abs(x * weight)), 0, _sum_and_max)
     scale = tl.rsqrt(total * (1.0 / H) + eps)
     return ((x * scale).to(tl.bfloat16).to(tl.float32) * weight).to(tl.bfloat16).to(tl.float32), top * scale
@@ -90,14 +90,14 @@ def rms_norm_row(x, weight, eps, H: tl.constexpr):
 def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, out_ptr, lo_ptr, scale_ptr, feature_ptr, eps,
                 stride_pm, stride_ps, stride_fm, H: tl.constexpr, BLOCK: tl.constexpr, SPLIT_K: tl.constexpr,
                 PDL: tl.constexpr):
-    """token_ptr [rows] and embedding_ptr [V, H] where the residual begins; part_ptr where a linear is added; row_ptr [1]:
-    the row to read, for a launch of one program (its residual goes to row 0)."""
+    """token_ptr [rows] and embedding_ptr [V, H]: set before the first layer. part_ptr: set if a linear's output is added. row_ptr
+    [1]: the row to read, in a launch of one program, which writes to row 0."""
     out_row = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
     mask = offs < H
     weight = tl.load(weight_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     if PDL:
-        if token_ptr is not None:  # a pass begins: what follows may read lengths before it waits, so they must be written
+        if token_ptr is not None:  # a pass begins: its kernels may read lengths before their wait, so these must be written
             gdc_wait()
             gdc_launch_dependents()
         else:
@@ -107,7 +107,7 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
     if row_ptr is not None:
         row = row + tl.load(row_ptr)
     if token_ptr is not None:
-        token = tl.maximum(tl.load(token_ptr + row), 0).to(tl.int64)  # -1 stands for no token
+        token = tl.maximum(tl.load(token_ptr + row), 0).to(tl.int64)  # -1 means no token
         x = tl.load(embedding_ptr + token * H + offs, mask=mask, other=0.0).to(tl.float32)
     else:
         x = tl.load(x_ptr + row * H + offs, mask=mask, other=0.0).to(tl.float32)
@@ -130,15 +130,15 @@ def norm_kernel(x_ptr, part_ptr, token_ptr, embedding_ptr, row_ptr, weight_ptr, 
 @triton.jit
 def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, feature_weight_ptr, x_ptr, out_ptr, lo_ptr,
                       scale_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr, NORMED_RESIDUAL: tl.constexpr, PDL: tl.constexpr):
-    """What an EAGLE-3 drafter's qkv reads: RMSNorm(embedding) and RMSNorm(feature) side by side, [rows, 2 H]. The residual is
-    the feature, or the normed feature where NORMED_RESIDUAL."""
+    """Input of an EAGLE-3 drafter's qkv, [rows, 2 H]: RMSNorm(embedding), then RMSNorm(feature). The residual is the feature, or
+    the normed feature if NORMED_RESIDUAL."""
     row = tl.program_id(0)
     if PDL:
         gdc_wait()  # a pass begins: see norm_kernel
         gdc_launch_dependents()
     offs = tl.arange(0, BLOCK)
     mask = offs < H
-    token = tl.maximum(tl.load(token_ptr + row), 0).to(tl.int64)  # -1 stands for no token
+    token = tl.maximum(tl.load(token_ptr + row), 0).to(tl.int64)  # -1 means no token
     embedded = tl.load(embedding_ptr + token * H + offs, mask=mask, other=0.0).to(tl.float32)
     feature = tl.load(feature_ptr + row * H + offs, mask=mask, other=0.0).to(tl.float32)
     token_weight = tl.load(token_weight_ptr + offs, mask=mask, other=0.0).to(tl.float32)
@@ -158,19 +158,19 @@ def draft_norm_kernel(token_ptr, embedding_ptr, feature_ptr, token_weight_ptr, f
 
 
 def norm_contract(shape: NormShape | DraftNormShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     return row_contract(shape.H, schedule)
 
 
 def row_contract(N: int, schedule: FixedSchedule) -> str | None:
-    """Why one program can't hold a row of N values, or None."""
+    """The reason why one program can't hold a row of N values, or None."""
     if N > ROW_VALUES:
         return f"a row of {N:,} values is more than the {ROW_VALUES:,} that one program holds"
     return common_contract(schedule, most_warps=32)
 
 
 def norm_launch(shape: NormShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one place in the step: the same for every row count."""
+    """The artefact of one position in the step, the same for every row count."""
     types = {"x_ptr": "*bf16", "part_ptr": "*bf16" if shape.split_k == 1 else "*fp32", "token_ptr": "*i32",
              "embedding_ptr": "*bf16", "row_ptr": "*i32", "weight_ptr": "*bf16",
              "out_ptr": "*fp8e4nv" if shape.quantised else "*bf16", "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32",
@@ -185,7 +185,7 @@ def norm_launch(shape: NormShape, schedule: FixedSchedule, numerics: Numerics) -
 
 
 def draft_norm_launch(shape: DraftNormShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact of an EAGLE-3 entry: the same for every row count."""
+    """The artefact of a drafter's first norms, the same for every row count."""
     pointers = ("token_weight_ptr", "feature_weight_ptr", "embedding_ptr", "feature_ptr", "x_ptr")
     types = {**dict.fromkeys(pointers, "*bf16"), "token_ptr": "*i32", "out_ptr": "*fp8e4nv" if shape.quantised else "*bf16",
              "lo_ptr": "*fp8e4nv", "scale_ptr": "*fp32", "eps": "fp32"}
@@ -201,11 +201,10 @@ DRAFT = Operation(draft_norm_kernel, FixedSchedule, norm_contract, draft_norm_la
 
 @dataclass(frozen=True)
 class Residual:
-    """Input of a norm. x [>= rows, H] bf16, contiguous, updated in place.
+    """Input of a norm. x: [>= rows, H] bf16, contiguous, updated in place.
 
-    part: added to x; [split_k, >= rows, H] fp32, or [1, >= rows, H] bf16. tokens [>= rows] int32 with embedding [V, H] bf16: x
-    begins with these rows of the embedding. row [1] int32: the one row of x and part to read; the launch then has one row, and
-    its results go to row 0."""
+    part: added to x; [split_k, >= rows, H] fp32, or [1, >= rows, H] bf16. tokens: [>= rows] int32, with embedding [V, H] bf16,
+    whose rows replace x. row: [1] int32, the only row of x and part to read; the launch then has one row and writes to row 0."""
 
     x: "torch.Tensor"
     part: "torch.Tensor | None" = None
@@ -215,7 +214,7 @@ class Residual:
 
 
 def _output_operands(out: Activation, rows: int, N: int) -> dict[str, Operand]:
-    """out.values [2, >= rows, N] with out.scale [>= rows], or [1, >= rows, N] without."""
+    """The operands of an output: values [2, >= rows, N] with scale [>= rows], or [1, >= rows, N] without."""
     terms, *_ = sizes_of("out", out.values, 3)
     require(terms == (1 if out.scale is None else 2), f"an output of {terms} terms "
             + ("without a scale" if out.scale is None else "with a scale"), "2 terms with a scale, or 1 without")
@@ -231,10 +230,10 @@ def norm(source: Residual, weight: "torch.Tensor", eps: float, out: Activation, 
     Args:
         weight: [H] bf16.
         out: values [2, >= rows, H] e4m3 with scale [>= rows] fp32, or [1, >= rows, H] bf16 without.
-        feature: [>= rows, H] bf16, any row stride that divides by 16: a copy of the updated x.
+        feature: output, [>= rows, H] bf16, row stride a multiple of 16: a copy of the updated x.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
     x, part, tokens, row = source.x, source.part, source.tokens, source.row
     H, split_k = sizes_of("x", x, 2)[1], 0 if part is None else len(part)
@@ -252,7 +251,7 @@ def norm(source: Residual, weight: "torch.Tensor", eps: float, out: Activation, 
 
 @dataclass(frozen=True)
 class DraftEntry:
-    """Constants of an EAGLE-3 drafter's entry: embedding [V, H], the norms' weights [H], all bf16. normed_residual: the residual
+    """Weights of an EAGLE-3 drafter's first norms: embedding [V, H], weights [H], all bf16. normed_residual: whether the residual
     is the normed feature."""
 
     embedding: "torch.Tensor"
@@ -264,14 +263,14 @@ class DraftEntry:
 
 def draft_norm(entry: DraftEntry, tokens: "torch.Tensor", feature: "torch.Tensor", x: "torch.Tensor", out: Activation, *,
                rows: int, schedule: FixedSchedule, numerics: Numerics) -> None:
-    """RMSNorm of embedding and feature side by side, which a drafter's qkv reads; the residual goes to x.
+    """RMSNorm of embedding and feature, concatenated, for a drafter's qkv. Writes the residual to x.
 
     Args:
         tokens: [>= rows] int32. feature, x: [>= rows, H] bf16; x may be feature.
-        out: values [2, >= rows, 2 H] e4m3 with scale, or [1, >= rows, 2 H] bf16.
+        out: values [2, >= rows, 2 H] e4m3 with scale [>= rows] fp32, or [1, >= rows, 2 H] bf16.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
     H, room = sizes_of("feature", feature, 2)[1], AtLeast(rows)
     shape = DraftNormShape(H, out.scale is not None, entry.normed_residual)

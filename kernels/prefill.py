@@ -1,17 +1,16 @@
-"""Prefill: the linears and the attention of many rows at once, for prompts.
+"""Prefill: linears and attention over many rows at once, for prompts.
 
     linear:     y = (x @ w.T) * x_scale * w_scale + bias,  x [rows, K], w [N, K], y [rows, N] bf16
     attention:  o = softmax(scale * q k^T, causal) v,  q [rows, num_heads, head_dim] at positions length .. length + rows - 1,
                 over the keys of the cache (Dao 2023, arXiv 2307.08691)
 
-Same weights, same cache and same scale rules as decode; another order of sums, so the last bits may differ from a decode pass.
-A row's bits depend neither on the place where its tile begins nor on the number of its columns: an output is one chain of BLOCK_K
-steps, and a row of attention takes key steps that begin at multiples of BLOCK_N; those past its end leave it alone. A prompt
-therefore gives the same bits however it is cut into chunks, and narrow tiles may take over from wide ones that are too few to
-keep the GPU busy.
+Weights, cache and scale rules are those of decode. The order of sums differs: the last bits may differ from a decode pass.
+A row's bits depend neither on its tile's position nor on the tile's width: an output is one chain of BLOCK_K steps, and a row of
+attention has key steps that begin at multiples of BLOCK_N; steps past its end don't change it. So a prompt's bits don't depend on
+its chunks, and narrow tiles can replace wide ones that are too few to fill the GPU.
 
-The products of first terms are promoted to fp32 at each step. Those of second terms count a sixteenth, and so does the error of
-their sum: they are never promoted, which saves half of the cost of promotion.
+The products of first terms are promoted to fp32 at each step. The products of second terms, and their sum's error, are divided by
+16: they are never promoted, which saves half of the promotion's cost.
 """
 
 from typing import TYPE_CHECKING
@@ -46,17 +45,17 @@ if TYPE_CHECKING:
     import torch
 
 WIDE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=128, num_stages=3)
-NARROW = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=4)  # for one wide tile per SM, or fewer
-GROUP_M = 8  # row tiles that follow each other and share weights in L2
+NARROW = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=4)  # if there is at most one wide tile per SM
+GROUP_M = 8  # consecutive row tiles, which share weights in L2
 ROW_BYTES = 128  # of one BLOCK_K step
-ATTENTION_SCHEDULE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=3)  # rows and keys of one step
+ATTENTION_SCHEDULE = PrefillSchedule(num_warps=4, pdl=True, BLOCK_M=64, BLOCK_N=64, num_stages=3)  # rows and keys per step
 
 
 @triton.jit(do_not_specialize=["rows"])
 def prefill_linear_kernel(x_ptr, x_lo_ptr, w_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, stride_xm, stride_wn,
                           stride_om, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                           BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, PROMOTE: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (row tiles * column tiles), GROUP_M row tiles a column first."""
+    """Grid: (row tiles * column tiles): GROUP_M row tiles of one column, then the next column."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -113,7 +112,7 @@ def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows
     offs_d = tl.arange(0, HEAD_DIM)
     tile_n = tl.arange(0, BLOCK_N)
     live = offs_m < rows
-    # A scalar base and small offsets: 64-bit ones for each element would cost the registers that are short here.
+    # A scalar base and small offsets: a 64-bit offset per element would cost too many registers.
     base = (tl.program_id(0).to(tl.int64) * BLOCK_M * NUM_HEADS + head) * HEAD_DIM
     place = tl.arange(0, BLOCK_M)[:, None] * (NUM_HEADS * HEAD_DIM) + offs_d[None, :]
     q = tl.load(q_ptr + base + place, mask=live[:, None], other=0.0)
@@ -136,7 +135,7 @@ def prefill_attention_kernel(q_ptr, k_ptr, v_ptr, length_ptr, o_ptr, scale, rows
 
 
 def prefill_linear_launch(shape: LinearShape, schedule: PrefillSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one linear: the same for every number of rows."""
+    """The artefact of one linear, the same for every number of rows."""
     fp8 = shape.dtype == "e4m3"
     element = "*fp8e4nv" if fp8 else "*bf16"
     constants: dict[str, Constant] = {
@@ -152,14 +151,14 @@ def prefill_linear_launch(shape: LinearShape, schedule: PrefillSchedule, numeric
 
 
 def prefill_linear_contract(shape: LinearShape, schedule: PrefillSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     if shape.swiglu:
-        return "swiglu is a kernel of its own in a prompt's pass"
+        return "swiglu is a separate kernel in prefill"
     return common_contract(schedule)
 
 
 def prefill_attention_launch(shape: AttentionShape, schedule: PrefillSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one shape: the same for every number of rows, length and cache layout."""
+    """The artefact of one shape, the same for every number of rows, length and cache layout."""
     types = {**dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*bf16"), "length_ptr": "*i32", "scale": "fp32",
              **dict.fromkeys(("rows", "stride_kt", "stride_kh", "stride_vt", "stride_vh"), "i32")}
     constants: dict[str, Constant] = {
@@ -169,7 +168,7 @@ def prefill_attention_launch(shape: AttentionShape, schedule: PrefillSchedule, n
 
 
 def prefill_attention_contract(shape: AttentionShape, schedule: PrefillSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     return power_of_two("head_dim", shape.head_dim, 16, 256) or common_contract(schedule)
 
 
@@ -179,7 +178,7 @@ ATTENTION = Operation(prefill_attention_kernel, PrefillSchedule, prefill_attenti
 
 
 def prefill_schedule(rows: int, N: int, sms: int) -> PrefillSchedule:
-    """The tiles of a linear on a GPU of `sms` multiprocessors."""
+    """The schedule of a linear on a GPU with `sms` multiprocessors."""
     tiles = triton.cdiv(rows, WIDE.BLOCK_M) * triton.cdiv(N, WIDE.BLOCK_N)
     return WIDE if tiles > sms else NARROW
 
@@ -190,11 +189,11 @@ def prefill_linear(x: Activation, w: Weights, out: "torch.Tensor", *, rows: int,
 
     Args:
         x: values [2, >= rows, K] e4m3 with scale [>= rows], or [1, >= rows, K] bf16 without; w of its type.
-        out: [>= rows, N] bf16, any row stride that divides by 16.
-        schedule: WIDE or NARROW; by rows, N and GPU where not given.
+        out: [>= rows, N] bf16, row stride a multiple of 16.
+        schedule: WIDE or NARROW; None: by rows, N and GPU.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
     N, K = sizes_of("w", w.w, 2)
     terms, room, fp8 = sizes_of("x", x.values, 3)[0], AtLeast(rows), is_e4m3(w.w)
@@ -218,11 +217,11 @@ def prefill_attention(q: "torch.Tensor", k_cache: "torch.Tensor", v_cache: "torc
 
     Args:
         q, out: [>= rows, num_heads, head_dim] bf16, contiguous. k_cache, v_cache: [slots, num_kv_heads, head_dim] bf16, strides
-            that divide by 16. length: [1] int32 on the device, tokens in the cache before the first row, whose own keys are
-            already there.
+            multiples of 16. length: [1] int32 on the device, tokens in the cache before the first row. The rows' own keys are
+            already in the cache.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
     _, num_heads, head_dim = sizes_of("q", q, 3)
     shape, tiles = AttentionShape(num_heads, sizes_of("k", k_cache, 3)[1], head_dim), ATTENTION_SCHEDULE

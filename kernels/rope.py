@@ -1,15 +1,15 @@
-"""Rotary embedding and KV append of the decode step: the output of qkv becomes queries and cached keys and values.
+"""Rotary embedding and KV append of the decode step: from the output of qkv to queries and cached keys and values.
 
-    y = sum_s partial_s rounded to bf16;  q, k rotated by the angle of position length + row, v as it is
+    y = sum_s partial_s rounded to bf16;  q, k rotated by the angle of position length + row, v unchanged
     (RoFormer, Su et al. 2021; pair i is (i, i + head_dim / 2))
 
-A model that norms its heads (Qwen3) has RMSNorm of each head of q and k before the rotation, rounded to bf16 before the weight
-and after it, as Hugging Face does.
+A model with norms of heads (Qwen3) applies RMSNorm to each head of q and k before the rotation, rounded to bf16 before and after
+the weight, as Hugging Face does.
 
-qkv [split_k, rows, (num_heads + 2 num_kv_heads) * head_dim]: fp32 partials, or one bf16 y (bias included in both). cos, sin
-[positions, head_dim / 2] fp32. q [rows, num_heads, head_dim] bf16; keys and values go to slot length + row of k_cache and
-v_cache [slots, num_kv_heads, head_dim] bf16, each with strides of its own. The rotation is computed in fp32 and rounded once.
-Weights of the norms: [head_dim] bf16.
+qkv [split_k, rows, (num_heads + 2 num_kv_heads) * head_dim]: fp32 partials, or one bf16 y (both with bias). cos, sin
+[positions, head_dim / 2] fp32. q [rows, num_heads, head_dim] bf16. Keys and values go to slot length + row of k_cache and v_cache
+[slots, num_kv_heads, head_dim] bf16, each with its own strides. The rotation is computed in fp32 and rounded once. Weights of the
+norms: [head_dim] bf16.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,8 +55,7 @@ def normed(y, scale, weight_ptr, mask):
 def rope_kernel(qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, length_ptr, q_ptr, k_ptr, v_ptr, rows, eps, stride_pm,
                 stride_ps, stride_kt, stride_kh, stride_vt, stride_vh, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
                 HEAD_DIM: tl.constexpr, SPLIT_K: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (tiles of ROWS rows, num_heads + 2 num_kv_heads). With norms ROWS is 1: the order of a row's sum is the same in every
-    launch."""
+    """Grid: (tiles of ROWS rows, num_heads + 2 num_kv_heads). With norms ROWS is 1: a row's sum has one order in every launch."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     head = tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -91,7 +90,7 @@ def rope_kernel(qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, length_ptr, q
 
 
 def rope_contract(shape: RopeShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
+    """The reason why a schedule doesn't fit a shape, or None."""
     if shape.head_dim & (shape.head_dim - 1):
         return f"head_dim {shape.head_dim} is not a power of two"
     if shape.qk_norm and shape.rows != 1:
@@ -100,7 +99,7 @@ def rope_contract(shape: RopeShape, schedule: FixedSchedule) -> str | None:
 
 
 def rope_launch(shape: RopeShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one shape: the same for every row count, position and cache layout."""
+    """The artefact of one shape, the same for every row count, position and cache layout."""
     types = {"qkv_ptr": "*bf16" if shape.split_k == 1 else "*fp32", "cos_ptr": "*fp32", "sin_ptr": "*fp32",
              "length_ptr": "*i32", "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "rows": "i32", "eps": "fp32",
              "q_norm_ptr": "*bf16", "k_norm_ptr": "*bf16",
@@ -114,7 +113,7 @@ def rope_launch(shape: RopeShape, schedule: FixedSchedule, numerics: Numerics) -
 
 
 class HeadNorms(NamedTuple):
-    """RMSNorm of each head of q and k: weights [head_dim] bf16, and the epsilon of both."""
+    """RMSNorm of each head of q and k: weights [head_dim] bf16, and their epsilon."""
 
     q: "torch.Tensor"
     k: "torch.Tensor"
@@ -122,7 +121,7 @@ class HeadNorms(NamedTuple):
 
 
 def rows_per_program(rows: int, qk_norm: bool) -> int:
-    """Of a launch over `rows` rows."""
+    """Rows per program in a launch over `rows` rows."""
     return 1 if rows <= ROWS or qk_norm else PROMPT_ROWS
 
 
@@ -132,14 +131,14 @@ OPERATION = Operation(rope_kernel, FixedSchedule, rope_contract, rope_launch, no
 def rope_append(qkv: "torch.Tensor", rope: "tuple[torch.Tensor, torch.Tensor]", length: "torch.Tensor", *, rows: int,
                 q: "torch.Tensor", cache: "tuple[torch.Tensor, torch.Tensor]", schedule: FixedSchedule,
                 numerics: Numerics, norms: HeadNorms | None = None) -> None:
-    """Rotates and appends; shapes in the module's docstring.
+    """Rotates queries and keys, and appends keys and values; shapes in the module's docstring.
 
     Args:
-        qkv: [split_k, >= rows, N]. rope: cos and sin. length: [1] int32 on the device. q: [>= rows, num_heads, head_dim],
-            contiguous. cache: k_cache and v_cache. norms: of a model that norms its heads.
+        qkv: [split_k, >= rows, N]. rope: cos and sin. length: [1] int32 on the device. q: output, [>= rows, num_heads, head_dim],
+            contiguous. cache: k_cache and v_cache. norms: of a model with norms of heads.
 
     Raises:
-        ContractError: tensors that don't go together.
+        ContractError: tensors that don't fit each other.
     """
     _, num_heads, head_dim = sizes_of("q", q, 3)
     num_kv_heads, room = sizes_of("k", cache[0], 3)[1], AtLeast(rows)

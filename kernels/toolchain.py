@@ -1,9 +1,8 @@
-"""The toolchain that is installed: Triton, the assembler and disassembler of its wheel, and the switches that change its code.
+"""The installed toolchain: Triton, the assembler and disassembler of its wheel, and the switches that change its code.
 
-A result belongs to the toolchain that made it. Its key therefore holds `identity`: Triton's version, a digest of the assembler
-that runs, and every switch that is set. Which switches there are is Triton's own list, not one of ours: the environment
-variables that its native code names for its own cache, and the knobs of `triton.knobs`. `check` refuses them all, because
-promoted schedules are looked up by Triton, ptxas and the recipe's flags alone.
+A result depends on its toolchain. So its key has `identity`: Triton's version, a digest of the assembler, and every set switch.
+The list of switches is Triton's: the environment variables that its native code names for its cache, and the knobs of
+`triton.knobs`. `check` refuses them all, because promoted schedules are looked up by Triton, ptxas and the recipe's flags alone.
 """
 
 import hashlib
@@ -24,31 +23,31 @@ from ..shapes.target import Target
 SUPPORTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
 INSTALL = "pip install 'triton>=3.6,<3.10'"
 REINSTALL = "reinstall Triton: pip install --force-reinstall triton"
-# Groups of triton.knobs that don't reach the code of an NVIDIA kernel.
+# Groups of triton.knobs that don't change the code of an NVIDIA kernel.
 OTHER_KNOBS = ("build", "redis", "cache", "autotuning", "amd", "proton")
-# Switches of use to somebody that leave the code as it is: a test compiles under each of them.
+# Useful switches that don't change the code: a test compiles under each of them.
 SILENT = ("MLIR_DISABLE_MULTITHREADING", "MLIR_ENABLE_DIAGNOSTICS", "TRITON_ALWAYS_COMPILE", "TRITON_DUMP_PTXAS_LOG",
           "TRITON_FRONT_END_DEBUGGING", "TRITON_STORE_BINARY_ONLY")
-# Of other compilers than NVIDIA's, in the native list.
+# Prefixes of other compilers' switches in the native list.
 OTHER_BACKENDS = ("AMDGCN_", "TRITON_HIP_", "TRITON_DUMP_MIR")
-# Paths: the key holds the content of the assembler and of libdevice; the others read code or launch it.
+# Paths: the key has digests of the assembler and of libdevice; the other tools only read or launch code.
 PATHS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH", "TRITON_CUOBJDUMP_PATH",
          "TRITON_NVDISASM_PATH", "TRITON_LIBCUDA_PATH")
-# The compiler that is used sets it itself.
+# Set by this project's compilation.
 SET_HERE = ("TRITON_DISABLE_LINE_INFO",)
 OFF = ("", "0", "false", "off", "n", "no")
-TritonValue = Any  # Triton's ASTSource, options and backend objects, which have no types
-ELF_ARCH_OFFSET = 0x31  # the byte of e_flags that holds the architecture in the ELF of CUDA 12.8 and later
+TritonValue = Any  # Triton's untyped ASTSource, options and backend objects
+ELF_ARCH_OFFSET = 0x31  # of the architecture's byte in e_flags, in the ELF of CUDA 12.8 and later
 
 
 class ToolchainError(UserError):
-    """A compiler that is missing, too old for a target, changed by a switch, or has other numerics than the recipe pins."""
+    """A compiler that is missing, too old for a target, changed by a switch, or with other numerics than the recipe's."""
 
     exit_code = 1
 
 
 def switches() -> dict[str, str]:
-    """The switches that are set and may change code: environment variable → value."""
+    """Value by environment variable of the set switches that may change code."""
     from triton import knobs
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
@@ -75,19 +74,19 @@ def backend_of(capability: int) -> TritonValue:
 
 
 def default_options(capability: int) -> TritonValue:
-    """Triton's own options for a target, before a schedule changes any."""
+    """Triton's default options for a target."""
     return backend_of(capability).parse_options({"enable_fp_fusion": False})
 
 
 def identity(capability: int) -> dict[str, object]:
-    """All of the toolchain that an artefact's bytes depend on, for its key. Raises ToolchainError."""
+    """The parts of the toolchain that an artefact depends on, for its key. Raises ToolchainError."""
     import triton
 
     return {"triton": triton.__version__, "assembler": assembler_digest(ptxas_path(capability)), "switches": switches()}
 
 
 def file_digest(path: str) -> str:
-    """SHA-256 of a file, read again where its size or time changed."""
+    """SHA-256 of a file, cached by its size and modification time."""
     state = os.stat(path)
     return _digest_of(path, state.st_mtime_ns, state.st_size)
 
@@ -99,7 +98,7 @@ def _digest_of(path: str, modified_ns: int, size: int) -> str:
 
 
 def assembler_digest(path: str) -> str:
-    """SHA-256 of an assembler; of a script also that of each program it names by an absolute path, which is what will run."""
+    """SHA-256 of an assembler. For a script, also of each program that it names by an absolute path: one of them will run."""
     with open(path, "rb") as f:
         script = f.read(2) == b"#!"
     if not script:
@@ -121,7 +120,7 @@ def ptxas_path(capability: int) -> str:
 
 
 def tool_path(name: str) -> str:
-    """nvdisasm or cuobjdump, as Triton's wheel brings it. Raises ToolchainError."""
+    """The path of nvdisasm or cuobjdump in Triton's wheel. Raises ToolchainError."""
     from triton import knobs
 
     try:
@@ -131,7 +130,7 @@ def tool_path(name: str) -> str:
 
 
 def nvdisasm_path() -> str:
-    """The disassembler that Triton's wheel brings. Raises ToolchainError."""
+    """The disassembler of Triton's wheel. Raises ToolchainError."""
     return tool_path("nvdisasm")
 
 
@@ -150,18 +149,17 @@ def _release_of(tool: str, digest: str) -> str:
 
 
 def installed(target: Target, numerics: Numerics) -> Toolchain:
-    """The toolchain of a target here, as promoted schedules are keyed by it. Raises ToolchainError."""
+    """The installed toolchain of a target, as promoted schedules record it. Raises ToolchainError."""
     import triton
 
     return Toolchain(triton.__version__, release(ptxas_path(target.capability)), numerics.flags(target.arch))
 
 
 def check(targets: Sequence[Target], numerics: Numerics) -> str:
-    """Triton's version, after checking that it can compile for every target, unchanged, with the recipe's numerics.
+    """Check that Triton can compile for every target, without switches, with the recipe's numerics. Returns its version.
 
     Raises:
-        ToolchainError: Triton missing or of an untested version, a switch that changes code, an assembler too old for a target,
-            other numerics.
+        ToolchainError: Triton is missing or untested, a switch changes code, the assembler is too old, or numerics differ.
     """
     try:
         import triton
@@ -178,14 +176,14 @@ def check(targets: Sequence[Target], numerics: Numerics) -> str:
 
 
 def check_switches() -> None:
-    """Raises ToolchainError if a switch is set that changes code."""
+    """Raises ToolchainError if a set switch changes code."""
     if found := sorted(switches()):
         raise ToolchainError(f"{', '.join(found)} set in the environment",
-                             expected="the compiler as it comes", action=f"unset {' '.join(found)}")
+                             expected="no switches that change code", action=f"unset {' '.join(found)}")
 
 
 def check_assembler(target: Target) -> None:
-    """Assemble an empty kernel. Raises ToolchainError if the assembler doesn't know the target."""
+    """Assemble an empty kernel. Raises ToolchainError if the assembler doesn't support the target."""
     ptxas = ptxas_path(target.capability)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "empty.ptx"
@@ -199,28 +197,29 @@ def check_assembler(target: Target) -> None:
             failed, message = True, str(e)
     if failed:
         raise ToolchainError(f"{ptxas} can't assemble for {target.arch}: {message}",
-                             expected=f"an assembler that knows {target.arch}a",
+                             expected=f"an assembler that supports {target.arch}a",
                              action="install Triton 3.6 or newer, or unset TRITON_PTXAS_PATH and "
                                     "TRITON_PTXAS_BLACKWELL_PATH; or leave this target out with --target")
 
 
 def check_numerics(target: Target, numerics: Numerics) -> None:
-    """Raises ToolchainError if Triton accumulates FP8 products otherwise than the recipe pins, if it pins anything."""
+    """Raises ToolchainError if Triton accumulates FP8 products otherwise than the recipe requires."""
     found = default_options(target.capability).max_num_imprecise_acc_default
     pinned = numerics.max_num_imprecise_acc.get(target.arch)
     if pinned is not None and found != pinned:
         raise ToolchainError(f"this Triton's max_num_imprecise_acc on {target.arch} is {found}",
-                             expected=f"{pinned}, which the recipe pins",
+                             expected=f"{pinned}, as in the recipe",
                              action="use a tested Triton, or make a new recipe version for this one")
 
 
 def disassemble(cubin: bytes) -> str:
     """SASS text of a cubin.
 
-    The nvdisasm of CUDA 12.8 (Triton 3.6) prints nothing for sm_103; relabelled as sm_100, the same bytes read the same.
+    The nvdisasm of CUDA 12.8 (Triton 3.6) prints nothing for sm_103. Relabelled as sm_100, the same bytes disassemble to the same
+    text.
 
     Raises:
-        ToolchainError: nothing came out, which must never read as 'no spills, no fallback'.
+        ToolchainError: the output has no instructions. Empty text must never pass as 'no spills, no fallback'.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
@@ -230,7 +229,7 @@ def disassemble(cubin: bytes) -> str:
             if done.returncode == 0 and "EXIT" in done.stdout:
                 return done.stdout
     raise ToolchainError(f"nvdisasm printed no instructions: {done.stderr.strip()[:300]}",
-                         expected="a disassembler that knows the cubin's architecture",
+                         expected="a disassembler that supports the cubin's architecture",
                          action="install a newer Triton, whose wheel has a newer nvdisasm")
 
 

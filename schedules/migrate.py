@@ -1,7 +1,7 @@
-"""`python -m tune_kernels.schedules.migrate FOLDER...`: give the rows of schema 1 the digest that schema 2 wants.
+"""`python -m tune_kernels.schedules.migrate FOLDER...`: adds the digest of schema 2 to rows of schema 1.
 
-Schema 1 digested the knobs alone, so a hand edit of anything else didn't show. This seals the rows as they are: run it on files
-whose history you trust. A row that schema 1 would have refused is refused here too, and its file stays as it was.
+Schema 1 digested the knobs alone: it didn't detect hand edits of other values. Migration seals the rows unchanged, so run it on
+files with a trusted history. A row with problems is refused, and its file stays unchanged.
 """
 
 import sys
@@ -15,7 +15,7 @@ from .store import PromotedFile, read, text_of
 
 
 def sealed(file: PromotedFile, where: str) -> PromotedFile:
-    """The file with a digest in each row that has none. Raises ScheduleError for a row that has problems besides."""
+    """The file with a digest in every row. Raises ScheduleError for a row with problems."""
     rows = tuple(row if row.row_digest else row.sealed() for row in file.rows)
     for row in rows:
         if problems := row.problems():
@@ -25,7 +25,7 @@ def sealed(file: PromotedFile, where: str) -> PromotedFile:
 
 
 def main(folders: list[str]) -> int:
-    """Migrate every file of the folders; the exit code."""
+    """Migrate every file of the folders. Returns the exit code."""
     if not folders:
         print("usage: python -m tune_kernels.schedules.migrate FOLDER...", file=sys.stderr)
         return 2

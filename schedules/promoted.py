@@ -1,8 +1,8 @@
-"""A promoted schedule: one row of `schedules/SKU/MODEL.RECIPE.json`, with its measurements and its proofs.
+"""A promoted schedule: one row of `schedules/SKU/MODEL.RECIPE.json`, with its measurements and evidence.
 
-`row_digest` is the digest of every other value of the row, its SKU, model and recipe among them: a row that was edited by hand is
-refused by look-up and by `tune-kernels diff --check`. `schedule_id`, the digest of the knobs, stands in the row, in its timing
-and in its evidence: it says which schedule each of them is of. Values only: files are `store`'s business.
+`row_digest` is the digest of all other values of the row, with its SKU, model and recipe: look-up and `tune-kernels diff --check`
+refuse a row that was edited by hand. `schedule_id` is the digest of the knobs. The row, its timing and its evidence each have
+one: it identifies the schedule that they belong to. `store` reads and writes the files.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ Ascending = Annotated[tuple[Positive, ...], Rule("numbers in ascending order", l
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The makers of the artefact: Triton's version, the release that ptxas says, and the flags that reach the output bits."""
+    """The toolchain of an artefact: Triton's version, ptxas's release, and the flags that change the output bits."""
 
     triton: str
     ptxas: str
@@ -38,7 +38,7 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The machine; no part of the look-up."""
+    """The machine, which isn't part of the look-up."""
 
     driver: str
     cuda: str
@@ -46,7 +46,8 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Artefact:
-    """Facts that the inspection read in the cubin that was timed."""
+    """Facts of the timed cubin, from the inspection. Registers, spills and stack are per thread, shared_bytes and tmem_columns
+    per block."""
 
     instructions: tuple[str, ...]
     registers: Count
@@ -61,7 +62,7 @@ class Artefact:
 
 @dataclass(frozen=True)
 class Paired:
-    """A paired comparison, new time over old time: below 1 is faster. interval: 95%, [low, high]."""
+    """A paired comparison, new time over old time: below 1 is faster. interval: 95%."""
 
     ratio: Positive
     interval: Interval
@@ -70,7 +71,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Times of one schedule. interval_us: 95% of the median; quantiles_us: evenly spaced, least to greatest, to draw."""
+    """Times of one schedule. interval_us: 95% interval of the median. quantiles_us: evenly spaced, ascending, for drawings."""
 
     median_us: Positive
     interval_us: Interval
@@ -80,7 +81,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Previous:
-    """The schedule that was in place before, timed in the same rounds. paired: new over previous."""
+    """The schedule that was in place before, timed in the same rounds. paired: time of new over previous."""
 
     schedule: AnySchedule
     schedule_id: Digest
@@ -90,7 +91,8 @@ class Previous:
 
 @dataclass(frozen=True)
 class PromotedTiming:
-    """previous: None only where the incumbent itself stays. clocks: such as sm_mhz, memory_mhz, temperature_c."""
+    """The times of a promoted schedule. previous: None if the incumbent itself was promoted. clocks: such as sm_mhz, memory_mhz,
+    temperature_c."""
 
     schedule_id: Digest
     times: Distribution
@@ -101,7 +103,7 @@ class PromotedTiming:
 
 @dataclass(frozen=True)
 class Checks:
-    """How many checks of one kind ran, and how many passed."""
+    """Numbers of checks of one kind that ran and that passed."""
 
     run: Count
     passed: Count
@@ -109,8 +111,8 @@ class Checks:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The proofs of this schedule in its place. weights: `random:SEED` or `path:NAME` (with a fingerprint); tokens_sha256: of
-    all tokens compared; full_model: by mode, the whole step's time, new over previous."""
+    """The evidence of a schedule. tokens_sha256: of all compared tokens. weights: `random:SEED`, or `path:NAME` with a
+    fingerprint. full_model: the whole step's time, new over previous, by mode."""
 
     schedule_id: Digest
     checks: Mapping[str, Annotated[Checks, Rule("at most as many passed as ran", lambda c: c.passed <= c.run)]]
@@ -123,7 +125,7 @@ class Evidence:
 
     @property
     def random_weights(self) -> bool:
-        """Enough for speed and bits; says nothing of a real model, and is marked wherever it is shown."""
+        """Whether weights are random: enough for speed and bits, no proof for a real model. Marked wherever it is shown."""
         return self.weights.startswith(RANDOM_WEIGHTS)
 
 
@@ -135,7 +137,7 @@ FAILED: State = "failed"
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a row can't be relied on. state: edited since it was measured, evidence missing, or a check failed."""
+    """A reason not to trust a row. state: edited since it was measured, evidence missing, or a check failed."""
 
     state: State
     text: str
@@ -143,8 +145,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class PromotedSchedule:
-    """One row. target (a SKU), model and recipe are those of its file. row_digest: None in a row that was never sealed, such as
-    one of schema 1."""
+    """One row. target (a SKU), model, recipe: of its file. numerics_class: SHA-256 of the output bits on fixed inputs. date:
+    YYYY-MM-DD. row_digest: None in a row that was never sealed, as in schema 1."""
 
     target: Name
     model: Name
@@ -164,16 +166,16 @@ class PromotedSchedule:
     row_digest: Digest | None = None
 
     def digest(self) -> str:
-        """Of every value but `row_digest`: 16 hexadecimal digits. A whole number counts alike as int and as float."""
+        """Digest of every value except `row_digest`: 16 hexadecimal digits. 2 and 2.0 give the same digest."""
         table = {**dataclasses.asdict(self), "row_digest": None}
         return hashlib.sha256(json.dumps(_canonical(table), sort_keys=True).encode()).hexdigest()[:16]
 
     def sealed(self) -> "PromotedSchedule":
-        """The row with its own digest: after it was measured, or proved anew."""
+        """The row with its digest, after a measurement or new evidence."""
         return dataclasses.replace(self, row_digest=self.digest())
 
     def problems(self) -> list[Problem]:
-        """Why this row can't be relied on."""
+        """The reasons not to trust this row; empty if there are none."""
         return [*(Problem(EDITED, text) for text in self._edits()), *_unproven(self.evidence)]
 
     def _edits(self) -> Iterator[str]:
@@ -194,7 +196,7 @@ class PromotedSchedule:
         for mode, pair in sorted(self.evidence.full_model.items()):
             yield from _impossible_pair(f"evidence.full_model.{mode}", pair)
         for kind in sorted(set(self.evidence.checks) - set(CHECKS)):
-            yield f"evidence.checks: {kind!r} is no kind of check: expected some of {', '.join(CHECKS)}"
+            yield f"evidence.checks: unknown kind {kind!r}: expected some of {', '.join(CHECKS)}"
 
 
 def _impossible_times(where: str, times: Distribution) -> Iterator[str]:
@@ -220,7 +222,7 @@ def _unproven(evidence: Evidence) -> Iterator[Problem]:
 
 
 def _canonical(value: object) -> object:
-    """A JSON value in which whole numbers are ints: a file may say 2.0 where a measurement said 2."""
+    """A JSON value with whole numbers as ints: a file may have 2.0 for a measured 2."""
     if isinstance(value, Mapping):
         return {key: _canonical(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -229,10 +231,10 @@ def _canonical(value: object) -> object:
 
 
 def row_to_dict(row: PromotedSchedule) -> dict[str, object]:
-    """The row as its file has it: without target, model and recipe, which the file says once."""
+    """The row as in its file: without target, model and recipe, which the file has once."""
     return {name: value for name, value in dataclasses.asdict(row).items() if name not in ("target", "model", "recipe")}
 
 
 def toolchain_from_dict(table: Mapping[str, object], where: str) -> Toolchain:
-    """Raises ScheduleError."""
+    """From a file's table. Raises ScheduleError."""
     return Fields(table, where, ScheduleError).read(Toolchain)

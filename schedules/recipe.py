@@ -1,5 +1,5 @@
-"""Recipes fix a model's output bits. `recipes/NAME.toml` has the precision of each operation, the numerics flags of the
-compiler, the row tile, the KV chunk, how far a kernel may be from fp64, and one default schedule per kernel and target."""
+"""Recipes fix a model's output bits. `recipes/NAME.toml` has the precision of each operation, the compiler's numerics flags, the
+row tile, the KV chunk, the limits of the error against fp64, and one default schedule per kernel and target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Plain = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True)
 class Precision:
-    """The numbers that each operation works on. The residual stream is in the precision of `attention`."""
+    """The number format of each operation. The residual stream has the format of `attention`."""
 
     linear: Literal["fp32", "bf16", "e4m3"]
     activation: Literal["fp32", "bf16", "e4m3x2"]
@@ -27,49 +27,49 @@ class Precision:
 
     @property
     def is_e4m3(self) -> bool:
-        """Projections with e4m3 weights, and activations as two e4m3 terms."""
+        """Whether linears have e4m3 weights, and activations in two e4m3 terms."""
         return self.linear == "e4m3"
 
     @property
     def terms(self) -> int:
-        """e4m3 numbers that stand for one activation."""
+        """Number of terms per activation."""
         return 2 if self.activation == "e4m3x2" else 1
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """Compiler flags that reach the output bits. max_num_imprecise_acc: FP8 products the tensor core may accumulate in
-    its narrow accumulator before they are added in fp32, by target; it is the compiler's own default, checked, not set.
-    promote_every: FP8 products along K after which the decode linears add to fp32 at the latest; 0 if nothing is FP8."""
+    """Compiler flags that change the output bits. max_num_imprecise_acc: FP8 products that the tensor core may accumulate in its
+    narrow accumulator before they are added in fp32, by target; the compiler's default, which is checked and not set.
+    promote_every: maximum of FP8 products along K before the decode linears add to fp32; 0 without FP8."""
 
     enable_fp_fusion: bool
     max_num_imprecise_acc: Mapping[str, Count]
     promote_every: Count = 0
 
     def flags(self, arch: str) -> dict[str, bool | int | None]:
-        """The flags on one target, as promoted schedules have them."""
+        """The flags on one target, as in promoted schedules."""
         return {"enable_fp_fusion": self.enable_fp_fusion, "max_num_imprecise_acc": self.max_num_imprecise_acc.get(arch),
                 "promote_every": self.promote_every}
 
 
 @dataclass(frozen=True)
 class ErrorLimits:
-    """How far a kernel's output may be from fp64 on the tuner's bell-shaped operands: RMS of the difference over RMS of the
-    output. partials: a linear's fp32 partials, added, whose error is that of accumulating alone; output: a kernel's bf16
-    output; swiglu: a product of two linears in bf16. They decide whether a candidate is right and reach no bit: they are no
-    part of a promoted schedule's look-up."""
+    """Limits of a kernel's error against fp64 on the tuner's bell-shaped operands: RMS of the difference over RMS of the output.
+
+    partials: of a linear's summed fp32 partials, which have only the accumulation's error. output: of a bf16 output. swiglu: of a
+    product of two linears in bf16. They don't change the bits, so they aren't part of a promoted schedule's look-up."""
 
     partials: Positive
     output: Positive
     swiglu: Positive
 
 
-NO_LIMITS = ErrorLimits(0.0, 0.0, 0.0)  # of a recipe that no kernel runs under
+NO_LIMITS = ErrorLimits(0.0, 0.0, 0.0)  # of a recipe without kernels
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One versioned recipe. `defaults[target][kernel]` holds the knobs of that kernel's default schedule."""
+    """One versioned recipe. defaults: knobs of the default schedule, by target and kernel."""
 
     name: Name
     row_tile: PositiveInt
@@ -91,34 +91,34 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """Of the shipped recipes."""
+    """The names of the shipped recipes."""
     return sorted(p.stem for p in SHIPPED.glob("*.toml"))
 
 
 def load_recipe(name: str) -> Recipe:
-    """A shipped recipe by name. Raises ScheduleError for an unknown name or a wrong field."""
+    """A shipped recipe. Raises ScheduleError for an unknown name or a wrong field."""
     if name not in recipe_names():
         raise ScheduleError(f"unknown recipe {name!r}{nearest(name, recipe_names())}",
                             expected=f"one of {', '.join(recipe_names())}")
     fields = read_fields(SHIPPED / f"{name}.toml", ScheduleError)
     recipe = fields.read(Recipe)
     if recipe.name != name:
-        raise fields.fail("name", f"is {recipe.name!r}", expected=f"{name!r}, as the file is called")
+        raise fields.fail("name", f"is {recipe.name!r}", expected=f"{name!r}, the file's name")
     if recipe.defaults and recipe.max_rms_error is NO_LIMITS:
-        raise fields.fail("max_rms_error", "missing", expected="partials, output and swiglu of a recipe that kernels run under")
+        raise fields.fail("max_rms_error", "missing", expected="partials, output and swiglu, in a recipe with defaults")
     unpinned = sorted(set(recipe.defaults) - set(recipe.numerics.max_num_imprecise_acc))
     if recipe.precision.is_e4m3 and unpinned:
-        raise fields.fail("numerics", f"pins no max_num_imprecise_acc for {', '.join(unpinned)}",
-                          expected="one for each target that it has defaults for, as its products are FP8")
+        raise fields.fail("numerics", f"no max_num_imprecise_acc for {', '.join(unpinned)}",
+                          expected="one for each target with defaults, because products are FP8")
     _require_one_precision(recipe.precision, fields)
     return recipe
 
 
 def _require_one_precision(precision: Precision, fields: Fields) -> None:
-    """Raises ScheduleError for precisions that contradict."""
+    """Raises ScheduleError for contradictory precisions."""
     if precision.is_e4m3 != (precision.terms == 2):
         raise fields.fail("precision", f"linear is {precision.linear}, activation {precision.activation}",
-                          expected="e4m3 with e4m3x2, or neither: e4m3 weights are multiplied with e4m3 activations")
+                          expected="e4m3 with e4m3x2, or neither: e4m3 weights need e4m3 activations")
     plain: set[str] = {precision.attention, precision.kv_cache, precision.lm_head}
     plain |= set() if precision.is_e4m3 else {precision.linear, precision.activation}
     if len(plain) != 1:

@@ -1,6 +1,6 @@
 """Schedules: the knobs of a kernel under the field's names. A schedule decides how a result is computed, never the result.
 
-Whether a schedule fits a shape is the kernel's contract (`kernels/`); whether it is fast is for the tuner to find.
+The kernel's contract (`kernels/`) decides whether a schedule fits a shape.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from .errors import ScheduleError
 class LinearSchedule:
     """Schedule of a linear.
 
-    BLOCK_N: output columns a block; BLOCK_K: depth of one accumulation step; split_k: blocks that share one output tile,
-    each writing an fp32 partial. orientation: `weights_as_m` swaps the operands: a small row tile then reaches the FP8
-    tensor-core instruction. row_tile: rows a launch is padded to. blocks_per_sm: 0 launches a block per tile, otherwise
-    that many persistent blocks an SM. load: how weights arrive. pdl: programmatic dependent launch. preload: a
-    block loads all its weights at once, before it waits for the kernel in front. early: with pdl, the next kernel may start when
-    this one does, not after its main loop. maxnreg: register cap.
+    BLOCK_N: output columns per block. BLOCK_K: depth of one accumulation step. split_k: blocks that share one output tile, each
+    writing an fp32 partial. orientation: `weights_as_m` swaps the operands, and a small row tile reaches the FP8 tensor-core
+    instruction. row_tile: rows that a launch is padded to. blocks_per_sm: persistent blocks per SM; 0 launches a block per tile.
+    load: of weights, by pointer or TMA. pdl: programmatic dependent launch. preload: a block loads all its weights before its
+    dependency wait. early: with pdl, the next kernel may start with this one, not only after its main loop. maxnreg: maximum of
+    registers per thread.
     """
 
     BLOCK_N: int
@@ -46,7 +46,7 @@ class LinearSchedule:
 
 @dataclass(frozen=True)
 class HeadSchedule:
-    """Schedule of the language-model head. Its reduction is not split, so knobs are fewer than a linear's."""
+    """Schedule of the language-model head, whose reduction isn't split. Knobs as in LinearSchedule."""
 
     BLOCK_N: int
     BLOCK_K: int
@@ -73,8 +73,8 @@ class ScreenSchedule:
 
 @dataclass(frozen=True)
 class AttentionSchedule:
-    """Schedule of the split-KV partial. chunk: keys per block (fixed by the recipe, since it orders the sums);
-    TILE: query rows times group in one block; BLOCK_N: keys per step."""
+    """Schedule of split-KV attention. chunk: keys per block, fixed by the recipe because it orders the sums. TILE: query rows
+    times group per block. BLOCK_N: keys per step."""
 
     chunk: int
     TILE: int
@@ -87,8 +87,7 @@ class AttentionSchedule:
 
 @dataclass(frozen=True)
 class MergeSchedule:
-    """Schedule of the merge. BLOCK_D: head dimensions per block; splits: partials that it holds at once (1 takes them in
-    index order; the number of chunks is the one-block form)."""
+    """Schedule of the merge. BLOCK_D: head dimensions per block. splits: partials that are loaded at once."""
 
     BLOCK_D: int
     splits: int
@@ -107,7 +106,7 @@ class FixedSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSchedule(FixedSchedule):
-    """Schedule of a kernel of a prompt's pass that has tiles. BLOCK_M: rows; BLOCK_N: columns, or keys per step."""
+    """Schedule of a tiled prefill kernel. BLOCK_M: rows per tile. BLOCK_N: columns per tile, or keys per step."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -116,13 +115,13 @@ class PrefillSchedule(FixedSchedule):
 
 @dataclass(frozen=True)
 class OwnSchedule:
-    """Schedule of a kernel of one's own: constants of the function and options of the compiler, by their own names."""
+    """Schedule of a user's kernel: constants of the function and compiler options, by name."""
 
     knobs: Frozen[Knob] = field(default_factory=Frozen)
 
     @property
     def num_warps(self) -> int:
-        """4 where no knob says it, as Triton has it."""
+        """Triton's default is 4."""
         found = self.knobs.get("num_warps")
         return found if isinstance(found, int) else 4
 
@@ -153,14 +152,14 @@ class StepSchedules:
     def linear(self, kernel: str) -> LinearSchedule:
         """The schedule of one of the linears."""
         found = {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down, "fc": self.fc}[kernel]
-        assert found is not None, f"{kernel} is no kernel of this step"
+        assert found is not None, f"{kernel} isn't a kernel of this step"
         return found
 
 
 Schedule = (LinearSchedule | HeadSchedule | ScreenSchedule | AttentionSchedule | MergeSchedule | FixedSchedule
             | OwnSchedule)
 
-# Of the decode step's kernels, whose knobs are known; an OwnSchedule has its own.
+# Schedule types with fixed knobs: all but OwnSchedule.
 KINDS: tuple[type[Schedule], ...] = (LinearSchedule, HeadSchedule, ScreenSchedule, AttentionSchedule, MergeSchedule,
                                      FixedSchedule, PrefillSchedule)
 CHOICES = {"orientation": ("weights_as_m", "activations_as_m"), "load": ("pointer", "tma"), "product": ("int8", "bf16")}
@@ -168,12 +167,12 @@ MAY_BE_ZERO = ("blocks_per_sm",)
 
 
 def knobs(kind: type[Schedule]) -> list[str]:
-    """The knobs that a kind of schedule has."""
+    """The knobs of a schedule type."""
     return [f.name for f in dataclasses.fields(kind)]
 
 
 def check_knob(kind: type[Schedule], name: str, value: object) -> str | None:
-    """Why `value` can't be this knob's, or None. Says nothing about whether the knobs go together."""
+    """The reason why `value` is illegal for this knob, or None. Doesn't check combinations of knobs."""
     if name not in knobs(kind):
         return f"unknown knob {shown(name)}{nearest(name, knobs(kind))}; expected one of {', '.join(knobs(kind))}"
     if name in CHOICES:
@@ -192,13 +191,13 @@ def check_knob(kind: type[Schedule], name: str, value: object) -> str | None:
 
 @cache
 def _types(kind: type) -> dict[str, object]:
-    """Each knob's type. Remembered: resolving them anew for each knob took more than half the time of reading a row."""
+    """Type by knob. Cached: resolving them for each knob took more than half the time of reading a row."""
     return get_type_hints(kind)
 
 
 def schedule_from_dict(kind: type[Schedule], table: Mapping[str, object], where: str,
                        error: type[UserError] = ScheduleError) -> Schedule:
-    """A schedule from its knobs. Raises `error` for a knob that is unknown, missing or of the wrong kind."""
+    """A schedule from its knobs. Raises `error` for a knob that is unknown, missing or of the wrong type."""
     for name, value in table.items():
         if problem := check_knob(kind, name, value):
             raise error(f"{where}: {problem}")
@@ -210,7 +209,7 @@ def schedule_from_dict(kind: type[Schedule], table: Mapping[str, object], where:
 
 
 def schedule_of(table: Mapping[str, object], where: str, error: type[UserError] = ScheduleError) -> Schedule:
-    """A schedule from all its knobs; its kind is the one that has just these. Raises `error` where none has."""
+    """A schedule of the type that has exactly these knobs. Raises `error` if there is none."""
     if set(table) == {"knobs"}:
         if not isinstance(table["knobs"], Mapping):
             raise error(f"{where}: knobs is {shown(table['knobs'])}", expected="a table of knobs")
@@ -220,11 +219,11 @@ def schedule_of(table: Mapping[str, object], where: str, error: type[UserError] 
             return schedule_from_dict(kind, table, where, error)
     nearest_kind = max(KINDS, key=lambda kind: len(set(knobs(kind)) & set(table)))
     raise error(f"{where}: knobs {shown(sorted(map(str, table)))}",
-                expected=f"exactly the knobs of one kind, such as {', '.join(sorted(knobs(nearest_kind)))}")
+                expected=f"exactly the knobs of one type, such as {', '.join(sorted(knobs(nearest_kind)))}")
 
 
 def step_schedules(by_kernel: Mapping[str, Schedule]) -> StepSchedules:
-    """The schedules of one step, by kernel name. Raises ScheduleError for a kernel without a schedule of its kind."""
+    """The schedules of one step. by_kernel: by kernel name. Raises ScheduleError for a kernel without a schedule of its type."""
     for part in dataclasses.fields(StepSchedules):
         kind, *other = get_args(_types(StepSchedules)[part.name]) or (_types(StepSchedules)[part.name],)
         found = by_kernel.get(part.name)
@@ -235,16 +234,16 @@ def step_schedules(by_kernel: Mapping[str, Schedule]) -> StepSchedules:
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, object]:
-    """As files have it: the knobs by name; those of a kernel of one's own within `knobs`."""
+    """As in files: the knobs by name; those of a user's kernel in a table `knobs`."""
     return dataclasses.asdict(schedule)
 
 
 def knobs_of(schedule: Schedule) -> Mapping[str, object]:
-    """The knobs by name, whoever named them."""
+    """The knobs by name, of any schedule type."""
     return schedule.knobs if isinstance(schedule, OwnSchedule) else vars(schedule)
 
 
 def schedule_id(schedule: Schedule) -> str:
-    """A digest of the knobs: 12 hexadecimal digits. It ties timings and evidence to their schedule."""
+    """A digest of the knobs: 12 hexadecimal digits. It links timings and evidence to their schedule."""
     text = json.dumps([type(schedule).__name__, schedule_to_dict(schedule)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

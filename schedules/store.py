@@ -1,10 +1,10 @@
 """The store of promoted schedules: the only reader and writer of `SKU/MODEL.RECIPE.json`, and the one look-up.
 
-A folder of schedules holds a folder for each SKU. A file holds one row for each kernel and shape. Rows are found by SKU,
-kernel, shape, recipe, Triton, ptxas, flags and kernel source, never by the model's name: a row with evidence on other ones
-is refused. Files have one layout (sorted keys, sorted rows, a list of numbers on one line): a diff shows changes only.
+A folder of schedules has a folder per SKU. A file has one row per kernel and shape. Look-up is by SKU, kernel, shape, recipe,
+Triton, ptxas, flags and kernel source, never by the model's name. Files have one layout (sorted keys, sorted rows, a list of
+numbers on one line): a diff shows changes only.
 
-A writer holds a lock, reads the file, and renames a whole new one into place: two writers lose nothing.
+A writer takes a lock, reads the file, and renames a new file into place: concurrent writers lose nothing.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from .errors import NotPromoted, ScheduleError
 from .promoted import PromotedSchedule, Toolchain, row_to_dict
 
 SCHEMA = "tune-kernels/promoted-schedules/2"
-UNSEALED = "tune-kernels/promoted-schedules/1"  # rows without row_digest: read, shown, and refused by look-up
+UNSEALED = "tune-kernels/promoted-schedules/1"  # rows without row_digest: readable, but refused by look-up
 FAMILY = "tune-kernels/promoted-schedules/"
 SHIPPED = Path(__file__).parent
 VARIABLE = "TUNE_KERNELS_SCHEDULES"
-NUMBERS = re.compile(r'\[\n([^\[\]{}"]*?)\n\s*\]')  # a list without strings or lists in it; strings hold no newline
+NUMBERS = re.compile(r'\[\n([^\[\]{}"]*?)\n\s*\]')  # a list without strings and lists; strings have no newline
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Key:
     kernel_digest: str
 
     def parts(self) -> dict[str, object]:
-        """Each part by name, as it is shown where it differs."""
+        """Each part by display name."""
         return {"kernel": self.kernel, "shape": shape_to_dict(self.shape), "target": self.target, "recipe": self.recipe,
                 "Triton": self.toolchain.triton, "ptxas": self.toolchain.ptxas, "flags": dict(self.toolchain.flags),
                 "kernel source": self.kernel_digest}
@@ -62,14 +62,13 @@ class PromotedFile:
 
     @property
     def name(self) -> str:
-        """Its path inside a folder of schedules."""
+        """Its path in a folder of schedules."""
         return f"{self.target}/{self.model}.{self.recipe}.json"
 
 
 def search_path(schedules: Path | None = None) -> list[Path]:
-    """Folders in the order in which they are asked: `schedules` or $TUNE_KERNELS_SCHEDULES, the user's, the shipped ones.
-
-    Promotion writes to the first.
+    """The folders in search order: `schedules` or $TUNE_KERNELS_SCHEDULES, the user's, the shipped one. Promotion writes to the
+    first.
     """
     named = schedules or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
@@ -77,11 +76,11 @@ def search_path(schedules: Path | None = None) -> list[Path]:
 
 
 def lookup(key: Key, folders: Sequence[Path]) -> PromotedSchedule:
-    """The promoted schedule for just this.
+    """The promoted schedule with exactly this key.
 
     Raises:
-        NotPromoted: there is none; names the differences of the nearest row, and the command to run.
-        ScheduleError: a file that would have to be read is damaged.
+        NotPromoted: there is none. Says how the nearest row differs, and the command to run.
+        ScheduleError: a file of this SKU and recipe is damaged.
     """
     refused: list[str] = []
     for folder in folders:
@@ -95,23 +94,23 @@ def lookup(key: Key, folders: Sequence[Path]) -> PromotedSchedule:
 
 
 def rows_like(folders: Iterable[Path], wanted: Callable[[PromotedSchedule], bool]) -> list[PromotedSchedule]:
-    """All rows of the folders that are wanted, in the order of the search path. Raises ScheduleError."""
+    """All rows of the folders for which `wanted` holds, in search order. Raises ScheduleError."""
     paths = [path for folder in folders for path in sorted(folder.glob("*/*.json"))]
     return [row for path in paths for row in read(path).rows if wanted(row)]
 
 
 def read(path: Path) -> PromotedFile:
-    """One file, every field checked.
+    """One file, with every field checked. `PromotedSchedule.problems` finds rows that were edited by hand.
 
     Raises:
-        ScheduleError: not there, not whole, of a newer version, a field wrong, two rows of one kernel and shape. Rows that
-            were edited by hand but are whole are read; `PromotedSchedule.problems` tells.
+        ScheduleError: the file is missing, incomplete or of another version; a field is wrong; two rows have one kernel and
+        shape.
     """
     return parse(read_fields(path, ScheduleError))
 
 
 def parse(fields: Fields) -> PromotedFile:
-    """As `read`, for a table that comes from elsewhere, such as a git revision."""
+    """As `read`, for a table from elsewhere, such as a git revision."""
     where, schema = fields.where, fields.get("schema", str)
     if schema not in (SCHEMA, UNSEALED):
         newer = schema.startswith(FAMILY)
@@ -124,13 +123,13 @@ def parse(fields: Fields) -> PromotedFile:
     for i, row in enumerate(rows):
         if _place(row) in seen:
             raise ScheduleError(f"{where}: rows[{i}]: a second row of {row.kernel} {shape_to_dict(row.shape)}",
-                                expected="one row of each kernel and shape")
+                                expected="one row per kernel and shape")
         seen.add(_place(row))
     return PromotedFile(**names, rows=rows)
 
 
 def text_of(file: PromotedFile) -> str:
-    """The one layout. Raises ValueError for a number that JSON doesn't have."""
+    """The file's text. Raises ValueError for a number that JSON doesn't have."""
     table = {"schema": SCHEMA, "target": file.target, "model": file.model, "recipe": file.recipe,
              "rows": [row_to_dict(row) for row in sorted(file.rows, key=_place)]}
     text = json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -138,23 +137,24 @@ def text_of(file: PromotedFile) -> str:
 
 
 def with_rows(old: PromotedFile | None, new: PromotedFile) -> PromotedFile:
-    """The old file with the new one's rows in place of those of the same kernel and shape."""
+    """The old file with the new one's rows, which replace those of the same kernel and shape."""
     replaced = {_place(row): row for row in (*(old.rows if old else ()), *new.rows)}
     return dataclasses.replace(new, rows=tuple(replaced[place] for place in sorted(replaced)))
 
 
 def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedule] | None = None) -> Path:
-    """Put rows into their file in a folder of schedules, under a lock; other rows stay. Returns the file.
+    """Write rows to their file in a folder of schedules, under a lock; other rows stay. Returns the file.
 
-    instead_of: the rows that the new ones were made from, where only these may be replaced.
+    instead_of: if given, the only rows of the same key that may be replaced.
 
     Raises:
-        ScheduleError: the old file can't be read, the folder can't be written, a row has problems, or it would replace one
-            that isn't in `instead_of`.
+        ScheduleError: the old file is unreadable, the folder isn't writable, a row has problems, or it would replace a row that
+        isn't
+            in `instead_of`.
     """
     for row in new.rows:
         if problems := row.problems():
-            raise ScheduleError(f"{row.kernel}: {problems[0].text}", expected="a row whose evidence is its own",
+            raise ScheduleError(f"{row.kernel}: {problems[0].text}", expected="a row with its own evidence",
                                 action="measure it again: tune-kernels --on-gpu")
     for name in (new.target, new.model, new.recipe):
         require_name(name, "promoted file", ScheduleError)
@@ -167,51 +167,50 @@ def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedu
             if instead_of is not None:
                 _require_same(path, old, new, list(instead_of))
             text = text_of(with_rows(old, new))
-            parse(parse_fields(text.encode(), "JSON", str(path), ScheduleError))  # never write a file that nobody can read
+            parse(parse_fields(text.encode(), "JSON", str(path), ScheduleError))  # never write an unreadable file
             replace_text(path, text, durable=True)
     except OSError as e:
-        raise ScheduleError(f"{path}: {e.strerror or e}", expected="a folder that can be written",
+        raise ScheduleError(f"{path}: {e.strerror or e}", expected="a writable folder",
                             action="name another one with --schedules") from None
     return path
 
 
 def _require_same(path: Path, old: PromotedFile | None, new: PromotedFile, instead_of: list[PromotedSchedule]) -> None:
-    """A row of another toolchain or source was never loaded, and gives way. Raises ScheduleError."""
+    """Raises ScheduleError if a row of the same key would be replaced that isn't in `instead_of`. A row of another toolchain or
+    source may be replaced: it was never loaded."""
     keys = {_place(row): key_of(row) for row in new.rows}
     for row in old.rows if old else ():
         if keys.get(_place(row)) == key_of(row) and row not in instead_of:
-            raise ScheduleError(f"{path}: {row.kernel}: another row ({row.schedule_id}, {row.date}) is there now",
+            raise ScheduleError(f"{path}: {row.kernel}: the row has changed to {row.schedule_id}, {row.date}",
                                 expected="the row that was loaded", action="run it again: it then starts from this row")
 
 
 def _place(row: PromotedSchedule) -> tuple[str, str]:
-    """The parts that no two rows of a file share."""
+    """Kernel and shape, which are unique in a file."""
     return row.kernel, json.dumps(shape_to_dict(row.shape), sort_keys=True)
 
 
 def _not_promoted(key: Key, folders: Sequence[Path], refused: list[str]) -> NotPromoted:
     wanted = key.parts()
     what = f"no promoted schedule of {key.kernel} {wanted['shape']} for {key.target}, recipe {key.recipe}"
-    run = (f"tune-kernels --on-gpu --kernel {key.kernel} --promote on a {key.target}, or --allow-untuned for the recipe's "
-           "default")
+    run = f"tune-kernels --on-gpu --kernel {key.kernel} --promote on a {key.target}, or --allow-untuned for the recipe's default"
     if refused:
         return NotPromoted(f"{what}: {refused[0]}", expected="a row as it was measured", action=run)
     near = _nearest(wanted, folders)
     if near is None:
-        return NotPromoted(f"{what}, and none of this kernel at all", action=run,
+        return NotPromoted(f"{what}, and none of this kernel", action=run,
                            expected=f"a row in one of {', '.join(map(str, folders))}")
     found, differ = near
-    said = ", ".join(f"{name} {found[name]}" for name in differ)
-    return NotPromoted(f"{what}: the nearest has {said}", action=run,
+    return NotPromoted(f"{what}: the nearest has {', '.join(f'{name} {found[name]}' for name in differ)}", action=run,
                        expected=", ".join(f"{name} {wanted[name]}" for name in differ))
 
 
 def _nearest(wanted: Mapping[str, object], folders: Sequence[Path]) -> tuple[dict[str, object], list[str]] | None:
-    """The parts of the row of this kernel that differs in the fewest, and their names."""
+    """(parts, names of the different parts) of this kernel's row with the fewest differences."""
     try:
         rows = rows_like(folders, lambda row: row.kernel == wanted["kernel"])
     except ScheduleError:
-        return None  # a damaged file of another SKU or recipe has no bearing on this error
+        return None  # a damaged file of another SKU or recipe must not replace this error
     found = [key_of(row).parts() for row in rows]
     differing = [(parts, [name for name in wanted if parts[name] != wanted[name]]) for parts in found]
     return min(differing, key=lambda pair: len(pair[1]), default=None)

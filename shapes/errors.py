@@ -1,22 +1,21 @@
-"""The base of every error that a user can cause: the fault, the expected state, the action to take."""
+"""The base of every error that a user can cause: found, expected, action."""
 
 import re
 
 MOST_SHOWN = 4_000  # characters of one part of an error
-# a terminal obeys or can't show them: controls but newline and tab, marks that turn the direction of text, surrogates
+# Characters that control a terminal or can't be shown: controls except newline and tab, marks of text direction, surrogates
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Text from outside as it may stand on a terminal: UNPRINTABLE characters spelled out."""
+    """Text that is safe to print: UNPRINTABLE characters are escaped."""
     return UNPRINTABLE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 class UserError(Exception):
-    """A mistake that the user can mend. The command line prints it without a traceback; text that came from a
-    file is spelled out where a terminal would obey it.
+    """An error that the user can fix. The command line prints it without a traceback; unprintable characters are escaped.
 
-    exit_code: 2 for wrong usage or wrong input, 1 where the input was right and the work could not be done.
+    exit_code: 2 for wrong usage or input, 1 if the input was right and the work failed.
     """
 
     exit_code = 2
@@ -39,4 +38,4 @@ def _rebuild(cls: type[UserError], found: str, expected: str, action: str) -> Us
 
 
 class ShapeError(UserError):
-    """A model shape, model config or GPU target that is unknown, incomplete or contradicts itself."""
+    """A model shape, model config or GPU target that is unknown, incomplete or contradictory."""

@@ -1,12 +1,12 @@
-"""The one typed reader of files: TOML and JSON into frozen dataclasses. Every error names the file and the field.
+"""The typed reader of all files: TOML and JSON into frozen dataclasses. Every error names the file and the field.
 
-How to read a file, here with the smallest of schemas:
+Example:
 
     @dataclass(frozen=True)
     class Paired:
-        ratio: Positive                          # a float above 0; an int in the file serves
+        ratio: Positive                          # a float above 0; the file may have an int
         interval: tuple[float, float]
-        pairs: Count                             # an int from 0
+        pairs: Count                             # an int, 0 or more
         basis: Literal["paired", "separate"]
         note: str | None = None                  # may be missing or null; a field with a default may be missing
 
@@ -14,14 +14,14 @@ How to read a file, here with the smallest of schemas:
     schema = fields.get("schema", str)           # one field, typed
     paired = fields.inner("paired").read(Paired)   # a whole dataclass, by its annotations
     many = [inner.read(Paired) for inner in fields.items("rows")]
-    fields.done()                                # refuses a field that nobody asked for; `read` does so itself
+    fields.done()                                # refuses fields that weren't read; `read` does so itself
 
-Annotations may be str, bool, int, float, `object` (any JSON value), Literal, X | None, tuple[X, ...], tuple[X, Y],
-Mapping[str, X], dataclasses, Annotated[X, Rule(expected, holds)], of which `Count`, `Positive`, `Finite`, `Name` and `Digest`
-are the common ones, and Annotated[X, From(function of the table)]. The way back is `dataclasses.asdict`.
+Annotations may be str, bool, int, float, `object` (any JSON value), Literal, X | None, tuple[X, ...], tuple[X, Y], Mapping[str,
+X], dataclasses, Annotated[X, Rule(expected, holds)] (such as `Count`, `Positive`, `Finite`, `Name` and `Digest`), and
+Annotated[X, From(function of the table)]. `dataclasses.asdict` is the inverse.
 
-A file has at most MOST_BYTES, is nested at most DEEPEST levels, has each name once, only finite numbers and no lone surrogate:
-a file that breaks one of these is refused before a field is read.
+A file is refused before any field is read if it is larger than MOST_BYTES, nested deeper than DEEPEST levels, has a name twice in
+one object, a number that isn't finite, or a lone surrogate.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from .errors import UserError
 
-MOST_BYTES = {"JSON": 1 << 26, "TOML": 1 << 20}  # a report of the widest space has about 30 MB, a TOML file of ours 4 kB
-DEEPEST = 32  # ours have at most 8 levels
-LARGEST = 2.0**1023  # numbers beyond it have no float
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")  # of a model, SKU, recipe or kernel: a file's name on every system
+MOST_BYTES = {"JSON": 1 << 26, "TOML": 1 << 20}  # a report of the widest space has about 30 MB, the project's TOML files 4 kB
+DEEPEST = 32  # the project's files have at most 8 levels
+LARGEST = 2.0**1023  # larger numbers may have no float
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")  # of a model, SKU, recipe or kernel: a legal file name on every system
 
 Table = dict[str, Any]  # a JSON object or TOML table
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class From:
-    """In Annotated: the function that makes the value from its table, as `shape_from_dict` does for any kernel's shape."""
+    """In Annotated: the function that makes the value from its table, such as `shape_from_dict`."""
 
     make: Callable[[Mapping[str, object], str, type[UserError]], object]
 
@@ -74,31 +74,31 @@ Digest = Annotated[str, Rule("a digest in hexadecimal", lambda text: bool(re.ful
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?)', or nothing if no known word is close."""
+    """' (did you mean X?)', or an empty string if no known word is close."""
     close = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def require_name(text: str, what: str, error: type[UserError]) -> str:
-    """`text`, if it is a name; else raises `error`, which calls it `what` (`model`). For every name that goes into a path."""
+    """`text`, if it is a name; else raises `error`. what: the name's meaning, such as `model`. For every name in a path."""
     if not NAME.fullmatch(text):
         raise error(f"{what} {shown(text)}", expected="a name: letters, digits, '_', '.', '+' and '-', not a path")
     return text
 
 
 def shown(value: object) -> str:
-    """A value in an error, cut short."""
+    """A value as shown in errors, shortened."""
     text = repr(value[:100] if isinstance(value, (str, list, tuple)) else value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def read_fields(path: Path, error: type[UserError]) -> "Fields":
-    """The table in a .toml or .json file. Raises `error` where it can't be read, parsed, or isn't a table."""
+    """The table in a .toml or .json file. Raises `error` if it is unreadable, invalid, or not a table."""
     return Fields(read_table(path, error), str(path), error)
 
 
 def parse_fields(data: bytes, kind: str, where: str, error: type[UserError]) -> "Fields":
-    """As `read_fields`, for bytes that come from elsewhere. kind: TOML or JSON; where: for errors."""
+    """As `read_fields`, for bytes. kind: TOML or JSON. where: the file's name in errors."""
     return Fields(parse_table(data, kind, where, error), where, error)
 
 
@@ -109,7 +109,7 @@ def read_table(path: Path, error: type[UserError]) -> Table:
 
 
 def read_bytes(path: Path, kind: str, error: type[UserError]) -> bytes:
-    """A file's bytes. Raises `error` where it can't be read or has more than MOST_BYTES."""
+    """A file's first MOST_BYTES + 1 bytes: `parse_table` refuses larger files. Raises `error` if it is unreadable."""
     try:
         with open(path, "rb") as file:
             return file.read(MOST_BYTES[kind] + 1)
@@ -136,8 +136,8 @@ def parse_table(data: bytes, kind: str, where: str, error: type[UserError]) -> T
 
 
 def no_constant(name: str) -> None:
-    """For `json.loads`: NaN and Infinity, which Python reads and JSON doesn't have. Raises ValueError."""
-    raise ValueError(f"{name} is no JSON")
+    """For `json.loads`, which accepts NaN and Infinity. Raises ValueError."""
+    raise ValueError(f"{name} isn't JSON")
 
 
 def _parse_json(text: str) -> object:
@@ -148,12 +148,12 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{shown(next(n for n in names if names.count(n) > 1))} stands twice in one object")
+        raise ValueError(f"{shown(next(n for n in names if names.count(n) > 1))} is twice in one object")
     return table
 
 
 def _require_plain(table: object) -> None:
-    """Raises ValueError for a value that no reader expects: too deep, not finite, or text that can't be written again."""
+    """Raises ValueError for a table that is nested too deeply, or has a number that isn't finite or a lone surrogate."""
     waiting = [(table, 0)]
     while waiting:
         value, depth = waiting.pop()
@@ -173,12 +173,12 @@ class Fields:
     """The fields of one table, each by name and type."""
 
     def __init__(self, table: Mapping[str, object], where: str, error: type[UserError]) -> None:
-        """where: the file, and the place in it, as errors name it; error: the exception that a wrong field raises."""
+        """where: the file and the place in it, for errors. error: the exception that a wrong field raises."""
         self.table, self.where, self.error = table, where, error
         self.known: set[str] = set()
 
     def fail(self, name: str, problem: str, expected: str = "", action: str = "") -> UserError:
-        """The error of one field, to be raised by a caller that has a rule of its own."""
+        """The error of one field, for the caller to raise."""
         return self.error(f"{self.where}: {name}: {problem}", expected=expected, action=action)
 
     @overload
@@ -188,8 +188,8 @@ class Fields:
     def get(self, name: str, kind: type[T], default: D) -> T | D: ...
 
     def get(self, name: str, kind: type[T], default: object = ...) -> object:
-        """The field as `kind`; an int serves where a float is wanted, a bool never serves as an int. default: where it is
-        missing or null."""
+        """The field as `kind`. An int may serve as a float, a bool never as an int. default: for a missing field or null. Raises
+        `error`."""
         self.known.add(name)
         if self.table.get(name) is None and default is not ...:
             return default
@@ -204,7 +204,7 @@ class Fields:
     def positive(self, name: str, kind: type[N], default: D) -> N | D: ...
 
     def positive(self, name: str, kind: type[N], default: object = ...) -> object:
-        """As `get`, for an int or a float above 0."""
+        """As `get`, for a number above 0."""
         if self.table.get(name) is None and default is not ...:
             return self.get(name, kind, default)
         value = self.get(name, kind)
@@ -226,7 +226,7 @@ class Fields:
         return {key: inner.inner(key) for key in inner.table}
 
     def read(self, kind: type[T], **given: object) -> T:
-        """A dataclass from its fields, by its annotations. No other field may be there. given: values that stand elsewhere."""
+        """A dataclass from exactly its fields, by its annotations. given: fields that aren't in the table. Raises `error`."""
         found = dict(given)
         plan = _plan(kind)  # type: ignore[arg-type]  # mypy holds a dataclass's type for unhashable
         for name, part in plan.items():
@@ -243,19 +243,19 @@ class Fields:
         return kind(**found)
 
     def done(self, action: str = "") -> None:
-        """Raises on the first field that nobody asked for."""
+        """Raises `error` for a field that wasn't read."""
         for name in self.table:
             if name not in self.known:
                 raise self.fail(name[:100], f"unknown field{nearest(name, self.known)}",
                                 expected=f"one of {', '.join(sorted(self.known))}", action=action)
 
 
-Reader = Callable[[Fields, str, object], object]  # of a field's value: the table that it stands in, its name, the value
+Reader = Callable[[Fields, str, object], object]  # (table, field's name, raw value) → value
 
 
 @dataclass(frozen=True)
 class _Part:
-    """How one field of a dataclass is read. optional: it is None if it is missing, for want of a default."""
+    """How one field of a dataclass is read. optional: has no default, and is None if missing."""
 
     reader: Reader
     needed: bool
@@ -264,7 +264,7 @@ class _Part:
 
 @cache
 def _plan(kind: type) -> dict[str, _Part]:
-    """By field. Made once: resolving annotations takes longer than reading."""
+    """The parts of a dataclass by field. Cached: resolving annotations takes longer than reading."""
     assert dataclasses.is_dataclass(kind)
     hints = get_type_hints(kind, include_extras=True)
     plan = {}

@@ -1,7 +1,7 @@
-"""Writing files that others read: whole or not at all, one writer at a time.
+"""Atomic writes and locks for files that several processes use.
 
-`replace_text` and `replace_bytes` are the only writers of a file that another process may read. `locked` is the lock of a
-read-modify-write. `end_on_signals` makes TERM and HUP unwind like Ctrl-C: half-written files are removed.
+`replace_text` and `replace_bytes` are the only writers of files that another process may read. `locked` is the lock for a
+read-modify-write. After `end_on_signals`, TERM and HUP unwind like Ctrl-C: half-written files are removed.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-PATIENCE_S = 1.0  # of silent waiting for a lock
-LONGEST_WAIT_S = 120.0  # for a lock: a promotion holds it for milliseconds, on a slow network disk for seconds
+PATIENCE_S = 1.0  # of waiting for a lock without a message
+LONGEST_WAIT_S = 120.0  # for a lock: a promotion holds it for milliseconds, or seconds on a slow network disk
 POLL_S = 0.05
 
 
@@ -27,10 +27,12 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write beside the file, then rename: a reader sees the old file or the new one, never a part. Makes the folder.
+    """Write a temporary file in the same folder, then rename it: a reader sees the old file or the new one. Makes the folder.
 
-    durable: on the disk when this returns, for files that can't be made again.
-    Raises OSError; then the old file is as it was and nothing lies beside it.
+    durable: the file is on the disk when this returns, for files that can't be made again.
+
+    Raises:
+        OSError: the old file is unchanged, and the temporary file removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
@@ -51,7 +53,7 @@ def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The rename itself on the disk, where the file system can sync a folder."""
+    """Make a rename durable, if the file system can sync a folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):
@@ -61,7 +63,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _umask() -> int:
-    """This process's umask; mkstemp makes files that only their owner can read."""
+    """This process's umask, which mkstemp ignores."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
@@ -69,19 +71,20 @@ def _umask() -> int:
 
 @contextlib.contextmanager
 def locked(path: Path, longest_s: float = LONGEST_WAIT_S) -> Iterator[None]:
-    """Hold the lock file at `path`, which other processes and threads wait for. After PATIENCE_S the wait is told on stderr.
+    """Hold an exclusive lock on the file at `path`, against other processes and threads. A wait longer than PATIENCE_S prints a
+    line on stderr.
 
     Raises:
-        OSError: the file can't be written; its file system has no locks; another process holds it for longer than `longest_s`.
+        OSError: the file isn't writable; its file system has no locks; another holder keeps it for longer than `longest_s`.
     """
     with open(path, "ab") as file:
-        began, told = time.monotonic(), False
+        began, printed = time.monotonic(), False
         while not _try_lock(file.fileno(), path):
             waited = time.monotonic() - began
             if waited >= longest_s:
                 raise OSError(errno.ETIMEDOUT, f"{_holder(path)} has held this lock for {waited:.0f} s", str(path))
-            if waited >= PATIENCE_S and not told:
-                told = True
+            if waited >= PATIENCE_S and not printed:
+                printed = True
                 print(f"waiting for {path}: {_holder(path)} holds it", file=sys.stderr, flush=True)
             time.sleep(POLL_S)
         yield
@@ -94,12 +97,12 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as e:
-        said = f"its file system has no locks (flock: {e.strerror}); use a folder on a local disk"
-        raise OSError(e.errno, said, str(path)) from None
+        raise OSError(e.errno, f"its file system has no locks (flock: {e.strerror}); use a folder on a local disk",
+                      str(path)) from None
 
 
 def _holder(path: Path) -> str:
-    """Who holds a lock, as far as Linux tells."""
+    """The holder of a lock, if Linux lists it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         inode = str(path.stat().st_ino)
         for line in Path("/proc/locks").read_text().splitlines():
@@ -110,8 +113,8 @@ def _holder(path: Path) -> str:
 
 
 def end_on_signals() -> None:
-    """TERM and HUP end this process as SystemExit does, with the shell's exit code: files that are half written are removed.
-    Children that it forks end at once, as without this."""
+    """From now on TERM and HUP raise SystemExit with the shell's exit code: half-written files are removed. Forked children still
+    end at once."""
     owner = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -121,5 +124,5 @@ def end_on_signals() -> None:
         os.kill(os.getpid(), number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores HUP: that stays
+        if signal.getsignal(number) is signal.SIG_DFL:  # keeps nohup's ignored HUP
             signal.signal(number, end)

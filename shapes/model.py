@@ -1,7 +1,6 @@
-"""Model shapes: the sizes of a decoder-only transformer, and the problem each kernel of its decode step solves.
+"""Model shapes: the sizes of a decoder-only transformer, and the shape of each kernel of its decode step.
 
-A shape comes from a shipped TOML file (by name) or from a Hugging Face `config.json` (by path); both go through the same
-checks. Sizes only: the decoder reads weights and tokenizers and makes RoPE tables.
+A shape comes from a shipped TOML file (by name) or from a Hugging Face `config.json` (by path), with the same checks.
 """
 
 import dataclasses
@@ -27,8 +26,8 @@ ARCHITECTURES = tuple(HUGGING_FACE.values())
 
 @dataclass(frozen=True)
 class LinearShape:
-    """y = x @ w.T: x [rows, K], w [N, K], y [rows, N]. `dtype` is that of x and w: e4m3 (with scales) or bf16. `terms`: e4m3
-    numbers that stand for one value of x. `swiglu`: rows of w are gates and ups, and y is silu(gate) * up, [rows, N / 2]."""
+    """y = x @ w.T: x [rows, K], w [N, K], y [rows, N]. dtype: of x and w, e4m3 (with scales) or bf16. terms: e4m3 terms per value
+    of x. swiglu: rows of w are gates and ups, and y is silu(gate) * up, [rows, N / 2]."""
 
     N: int
     K: int
@@ -40,8 +39,8 @@ class LinearShape:
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Language-model head, w [N, K]: N is the vocabulary, K the hidden size. dtype and terms as in LinearShape: a model's head is
-    bf16, a drafter's is one of its linears."""
+    """Language-model head, w [N, K]: N is the vocabulary, K the hidden size. dtype, terms: as in LinearShape. A model's head is
+    bf16, a drafter's has the format of its linears."""
 
     N: int
     K: int
@@ -82,7 +81,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class PersistentAttentionShape:
-    """Decode attention over many chunks of keys in one persistent launch. TILE: rows of the tile that query heads share."""
+    """Decode attention over many chunks of keys in one persistent launch. chunk, TILE: as in AttentionSchedule."""
 
     num_heads: int
     num_kv_heads: int
@@ -101,9 +100,9 @@ class MergeShape:
 
 @dataclass(frozen=True)
 class NormShape:
-    """Residual and RMSNorm over rows of H values. split_k: partials of the linear that is added, 1 for a bf16 one, 0 for none;
-    embeds: the residual begins with the embedding; quantised: e4m3 out, else bf16; feature: a copy of the residual is kept;
-    one_row: the row to read comes from the device."""
+    """Residual and RMSNorm over rows of H values. split_k: partials of the added linear; 1: bf16; 0: none. embeds: the residual
+    starts from the embedding. quantised: e4m3 output, else bf16. feature: copies the residual. one_row: reads one row, whose
+    index is on the device."""
 
     H: int
     split_k: int
@@ -115,7 +114,7 @@ class NormShape:
 
 @dataclass(frozen=True)
 class RopeShape:
-    """Rotary embedding and KV append. split_k as in NormShape; at least 1. rows: of one program. qk_norm: as in ModelShape."""
+    """Rotary embedding and KV append. split_k: as in NormShape, at least 1. rows: per program. qk_norm: as in ModelShape."""
 
     num_heads: int
     num_kv_heads: int
@@ -127,7 +126,7 @@ class RopeShape:
 
 @dataclass(frozen=True)
 class DraftNormShape:
-    """Entry of an EAGLE-3 layer: two rows of H values normed side by side. quantised: as in NormShape; normed_residual: the
+    """Norms before an EAGLE-3 layer, of embedding and feature, H values each. quantised: as in NormShape. normed_residual: the
     residual is the normed feature."""
 
     H: int
@@ -144,7 +143,7 @@ class RowShape:
 
 @dataclass(frozen=True)
 class QuantiseShape:
-    """Rows of N values as two e4m3 terms. parts: number of parts of a row whose largest magnitudes are given; 0 for none."""
+    """Rows of N values as two e4m3 terms. parts: parts of a row with given maxima; 0 without maxima."""
 
     N: int
     parts: int
@@ -152,21 +151,21 @@ class QuantiseShape:
 
 @dataclass(frozen=True)
 class ReduceShape:
-    """Winners of the head's blocks, of any vocabulary. mapped: an id stands for another one."""
+    """Argmax over the head's blocks, for any vocabulary. mapped: ids are mapped to other ids."""
 
     mapped: bool
 
 
 @dataclass(frozen=True)
 class AcceptShape:
-    """The verdict of a round of up to `rows` verified rows."""
+    """The verdict on a round of up to `rows` verified rows."""
 
     rows: int
 
 
 @dataclass(frozen=True)
 class DraftTokenShape:
-    """A drafted token becomes a row to verify. scripted: a script may stand for the drafter."""
+    """A draft token is written to the rows to verify. scripted: a script replaces the drafter."""
 
     scripted: bool
 
@@ -178,9 +177,8 @@ KernelShape = (LinearShape | HeadShape | CertifiedHeadShape | RescoreShape | Att
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of one model. `source` says where they were read. `qk_norm`: each head of q and k is normed before RoPE. For an
-    EAGLE-3 drafter (`architecture = "eagle3"`), `target_hidden_size` is the target's hidden size and `draft_vocab_size` the
-    rows of its small head."""
+    """Sizes of one model. source: of the sizes. target_hidden_size, draft_vocab_size: for an EAGLE-3 drafter (architecture
+    eagle3), the target's hidden size and the rows of its small head. qk_norm: each head of q and k is normed before RoPE."""
 
     name: Name
     architecture: str
@@ -204,14 +202,14 @@ class ModelShape:
 
     @property
     def sizes(self) -> dict[str, object]:
-        """All that tells one model from another: not its labels. A digest of it is kept in files, so a size that came later is
-        left out where a model is without it."""
+        """The sizes without labels. Files have its digest: a size that was added later is left out if the model doesn't use
+        it."""
         later = () if self.qk_norm else ("qk_norm",)
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in ("name", "source", *later)}
 
     @property
     def digest(self) -> str:
-        """Of the sizes, 16 hexadecimal digits: a model is its sizes, its name a label."""
+        """Digest of the sizes, which identify a model: 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.sizes, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -223,7 +221,7 @@ class ModelShape:
         return MergeShape(self.num_heads, self.head_dim)
 
     def linear_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, LinearShape]:
-        """The linears of the decode step, by kernel name. dtype and terms: as in LinearShape."""
+        """The decode step's linears by kernel. dtype, terms: as in LinearShape."""
         drafter = self.architecture == "eagle3"
         qkv_in = 2 * self.hidden_size if drafter else self.hidden_size  # EAGLE-3: embedding and feature, concatenated
         heads_out = self.num_heads * self.head_dim
@@ -239,8 +237,7 @@ class ModelShape:
         return shapes
 
     def kernel_shapes(self, dtype: str = "e4m3", terms: int = 1) -> dict[str, KernelShape]:
-        """The shape that each tunable kernel of the decode step has in this model, by kernel name. dtype and terms: as in
-        LinearShape."""
+        """The shapes of the decode step's tunable kernels, by kernel. dtype, terms: as in LinearShape."""
         small = (dtype, terms) if self.architecture == "eagle3" else ()
         head = HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size, *small)
         return {**self.linear_shapes(dtype, terms), "attention": self.attention_shape, "merge": self.merge_shape,
@@ -255,7 +252,7 @@ def load_model_shape(name_or_path: str) -> ModelShape:
     """A shape by shipped name, or from a Hugging Face `config.json` (the file or its folder).
 
     Raises:
-        ShapeError: unknown name; a file that can't be read; a field that is missing, wrong or contradicts another.
+        ShapeError: an unknown name; an unreadable file; a field that is missing, wrong or contradicts another.
     """
     path = Path(name_or_path)
     if name_or_path in shipped_names():
@@ -279,7 +276,7 @@ def _from_toml(path: Path) -> ModelShape:
 
 
 def _from_config(path: Path) -> ModelShape:
-    """A Hugging Face configuration. Keys that don't bear on sizes are ignored; contradictions are not."""
+    """A shape from a Hugging Face configuration. Keys that don't affect sizes are ignored; contradictions raise ShapeError."""
     fields = read_fields(path, ShapeError)
     named = fields.get("architectures", list)
     known = [a for a in named if isinstance(a, str) and a in HUGGING_FACE]
@@ -313,17 +310,17 @@ def _from_config(path: Path) -> ModelShape:
 
 
 def _label(path: Path) -> str:
-    """A model's name: its folder's, whichever way the path is written, in the letters that a name has. The folder that names the
-    file, not the one that a link of Hugging Face's cache leads to."""
+    """A model's name: that of the file's folder, with only the characters of a name. Links of Hugging Face's cache aren't
+    followed."""
     label = re.sub(r"[^A-Za-z0-9_.+-]+", "-", path.parent.resolve().name).lstrip(".+-")[:100]
     return label or "model"
 
 
 def rope_of(fields: Fields) -> tuple[float, dict[str, object] | None]:
-    """(theta, scaling) of a Hugging Face configuration: `rope_theta` beside `rope_scaling`, or both in `rope_parameters`; scaling
-    is None for plain RoPE, and has its kind as `rope_type`.
+    """(theta, scaling) of a Hugging Face configuration with `rope_theta` and `rope_scaling`, or with both in `rope_parameters`.
+    scaling: None for plain RoPE; else has `rope_type`.
 
-    Raises `fields.error` for places that contradict each other, for partial rotation, and for a parameter of plain RoPE.
+    Raises `fields.error` for contradictions, partial rotation, and parameters of plain RoPE.
     """
     tables = {name: fields.inner(name) for name in ("rope_parameters", "rope_scaling") if fields.get(name, dict, {})}
     thetas = {"rope_theta": fields.positive("rope_theta", float, None)}
@@ -362,8 +359,8 @@ def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
         raise fields.fail("head_dim", f"is {shape.head_dim}", expected="a multiple of 16 from 16 to 256")
     for name in ("hidden_size", "intermediate_size"):
         if getattr(shape, name) % 16:
-            raise fields.fail(name, f"{getattr(shape, name)} is no multiple of 16",
-                              expected="rows of weights that start on a 16-byte boundary")
+            raise fields.fail(name, f"{getattr(shape, name)} isn't a multiple of 16",
+                              expected="rows of weights that are aligned to 16 bytes")
     if shape.architecture == "eagle3" and not (shape.target_hidden_size and shape.draft_vocab_size):
         raise fields.fail("draft_vocab_size", "missing", expected="draft_vocab_size and target_hidden_size of a drafter")
     for name, top in (("hidden_size", 2**17), ("intermediate_size", 2**20), ("vocab_size", 2**22),
@@ -374,26 +371,26 @@ def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
 
 
 def shape_to_dict(shape: KernelShape) -> Table:
-    """As files have it: the sizes by name; those of a kernel of one's own within `dims`."""
+    """As in files: the sizes by name; those of a user's kernel in a table `dims`."""
     return dataclasses.asdict(shape)
 
 
 def dims_of(shape: KernelShape) -> Mapping[str, object]:
-    """The sizes by name, whoever named them."""
+    """The sizes by name, of any shape."""
     return shape.dims if isinstance(shape, OwnShape) else vars(shape)
 
 
 def shape_from_dict(table: Mapping[str, object], where: str, error: type[UserError] = ShapeError) -> KernelShape:
-    """A kernel's shape from its fields, which decide its kind. Raises `error` if no kind has exactly these."""
+    """A kernel's shape of the type that has exactly these fields. Raises `error` if there is none."""
     if set(table) == {"dims"}:
         if not isinstance(table["dims"], Mapping):
             raise error(f"{where}: dims is {table['dims']!r}"[:200], expected="a table of sizes")
         return own_shape(table["dims"], where, error)
-    if set(table) == {"N", "K"}:  # a head, as it was written while all heads were bf16
+    if set(table) == {"N", "K"}:  # a head in old files
         table = {**table, "dtype": "bf16", "terms": 1}
-    if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k"}:  # a RoPE, as it was written while it took one row
+    if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k"}:  # a RoPE in old files
         table = {**table, "rows": 1}
-    if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k", "rows"}:  # before models whose heads are normed
+    if set(table) == {"num_heads", "num_kv_heads", "head_dim", "split_k", "rows"}:  # before qk_norm
         table = {**table, "qk_norm": False}
     for kind in get_args(KernelShape):
         fields = {f.name: f.type for f in dataclasses.fields(kind)}

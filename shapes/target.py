@@ -1,4 +1,4 @@
-"""GPU targets: what an architecture allows a block, and what a SKU of it has."""
+"""GPU targets: the limits of architectures and SKUs."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +14,8 @@ ARCHES = ("sm_103", "sm_100", "sm_90")
 
 @dataclass(frozen=True)
 class Target:
-    """One SKU. `gpus`: the exact names that its driver gives it; `arch`: what the compiler is told; the limits below it are the
-    same for every SKU of one arch."""
+    """One SKU. gpus: its exact names in the driver. arch: the compiler's target. The fields from registers_per_sm to tmem_columns
+    are equal for all SKUs of one arch. peak_tb_s, measured_tb_s: memory bandwidth in TB/s."""
 
     name: Name
     gpus: Annotated[tuple[str, ...], Rule("the exact names that the driver gives this GPU", lambda names: names and all(names))]
@@ -55,7 +55,7 @@ def load_targets() -> tuple[Target, ...]:
 
 
 def load_sku(name: str) -> Target:
-    """Raises ShapeError for an unlisted SKU: no GPU gets a silent default."""
+    """A SKU by name, such as nvidia-h200. Raises ShapeError for an unlisted one."""
     for target in load_targets():
         if target.name == name:
             return target
@@ -65,19 +65,19 @@ def load_sku(name: str) -> Target:
 
 
 def sku_of(gpu: str) -> Target:
-    """The SKU with exactly this name of a GPU. Raises ShapeError for an unlisted one: another memory or other clocks under a
-    similar name (H200 NVL, H100 PCIe) are another SKU."""
+    """The SKU of a GPU by its exact name in the driver. Raises ShapeError for an unlisted one: GPUs with similar names and other
+    memory or clocks (H200 NVL, H100 PCIe) are other SKUs."""
     for target in load_targets():
         if gpu in target.gpus:
             return target
     names = [name for target in load_targets() for name in target.gpus]
     raise ShapeError(f"GPU {gpu!r} is not listed{nearest(gpu, names)}", expected=f"exactly one of {', '.join(names)}",
-                     action="add shapes/targets/SKU.toml for it: gpus with this exact name, its own limits, their source; or, "
-                            "where it is a listed SKU under another name, add the name to that file's gpus")
+                     action="add shapes/targets/SKU.toml for it: gpus with this exact name, its limits, their source; or, if it "
+                            "is a listed SKU under another name, add the name to that file's gpus")
 
 
 def load_arch(arch: str) -> Target:
-    """The limits of an architecture, from the first SKU that has it. Raises ShapeError for an unknown one."""
+    """The first SKU of an architecture, for the architecture's limits. Raises ShapeError for an unknown one."""
     for target in load_targets():
         if target.arch == arch:
             return target
@@ -85,8 +85,8 @@ def load_arch(arch: str) -> Target:
 
 
 def targets_named(word: str) -> tuple[Target, ...]:
-    """The SKUs that a user's word means: `nvidia-b300`, `b300`, `sm_103`, `sm_103a`, `sm103` or `103`. Raises ShapeError if it
-    means none."""
+    """The SKUs that a user names: as `nvidia-b300`, `b300`, `sm_103`, `sm_103a`, `sm103` or `103`. Raises ShapeError for an
+    unknown name."""
     name = word.lower()
     found = tuple(t for t in load_targets() if name in (t.name, t.name.removeprefix("nvidia-"), t.arch, f"{t.arch}a",
                                                         t.arch.replace("_", ""), str(t.capability)))
@@ -97,7 +97,7 @@ def targets_named(word: str) -> tuple[Target, ...]:
 
 
 def sku_named(word: str) -> Target:
-    """As `targets_named`, where one SKU is wanted. Raises ShapeError for an architecture that several have."""
+    """As `targets_named`, for exactly one SKU. Raises ShapeError for an architecture of several SKUs."""
     found = targets_named(word)
     if len(found) > 1:
         raise ShapeError(f"{word} is several GPUs", expected=f"one of {', '.join(t.name for t in found)}")

@@ -86,7 +86,7 @@ def test_wrong_arguments(device: str) -> None:
 
     now: Any = SimpleNamespace(row_tokens=torch.zeros(ROWS, dtype=torch.int32, device=device),
                                state=torch.zeros(STATE, dtype=torch.int32, device=device))
-    for rows, width, message in ((ROWS + 1, 1, "table is"), (ROWS, 0, "0 drafted tokens"), (ROWS, ROWS, "16 drafted tokens")):
+    for rows, width, message in ((ROWS + 1, 1, "table is"), (ROWS, 0, "0 draft tokens"), (ROWS, ROWS, "16 draft tokens")):
         table = torch.zeros(TABLE, rows, dtype=torch.int32, device=device)
         with pytest.raises(ContractError, match=message):
             select_branch(table, now, torch.zeros(RING, RECORD, dtype=torch.int32, device=device), draft_length=width,

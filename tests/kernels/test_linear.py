@@ -235,7 +235,7 @@ def test_swiglu_as_epilogue(case: Case, device: str) -> None:
     (LinearShape(64, 128), replace(BASE, preload=True, blocks_per_sm=1), "one tile per block"),
     (LinearShape(64, 128, swiglu=True), replace(BASE, split_k=2), "split_k 1 and weights_as_m"),
     (LinearShape(64, 128, swiglu=True), replace(BASE, orientation="activations_as_m"), "split_k 1 and weights_as_m"),
-    (LinearShape(72, 128, swiglu=True), BASE, "N 72 is no multiple of 16"),
+    (LinearShape(72, 128, swiglu=True), BASE, "N 72 isn't a multiple of 16"),
 ])
 def test_the_contract_refuses(shape: LinearShape, schedule: LinearSchedule, message: str) -> None:
     found = linear_contract(shape, schedule)

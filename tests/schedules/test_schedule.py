@@ -107,7 +107,7 @@ def test_a_recipe_of_kernels_says_how_wrong_they_may_be(tmp_path: Path, monkeypa
     ('kv_cache = "bf16"', 'kv_cache = "fp32"', "mixes bf16 and fp32"), ('linear = "e4m3"', 'linear = "bf16"', "e4m3 with e4m3x2"),
     ('linear = "e4m3"', 'linear = "fp8"', "precision: linear: is 'fp8'"),
     ('lm_head = "bf16"\n', "", "precision: lm_head: missing"),
-    ("sm_100 = 0\n", "", "pins no max_num_imprecise_acc for sm_100"), ('"fp8-v1"', '"fp8-v2"', "'fp8-v1', as the file is called"),
+    ("sm_100 = 0\n", "", "no max_num_imprecise_acc for sm_100"), ('"fp8-v1"', '"fp8-v2"', "'fp8-v1', the file's name"),
 ])
 def test_a_recipe_that_contradicts_itself_is_refused(old: str, new: str, said: str, tmp_path: Path,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:

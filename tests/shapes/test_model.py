@@ -110,7 +110,7 @@ def test_rope_scaling_and_rope_parameters(tmp_path: Path) -> None:
     ({"hidden_size": True}, "hidden_size: True is a bool"),
     ({"hidden_size": -1}, "hidden_size: is -1"),
     ({"hidden_size": 10**12, "head_dim": 128}, "hidden_size: is 1000000000000"),
-    ({"intermediate_size": 18945}, "intermediate_size: 18945 is no multiple of 16"),
+    ({"intermediate_size": 18945}, "intermediate_size: 18945 isn't a multiple of 16"),
     ({"head_dim": 100}, "head_dim: is 100"),
     ({"vocab_size": 0}, "vocab_size: is 0"),
     ({"architectures": ["MixtralForCausalLM"]}, "architectures: is"),

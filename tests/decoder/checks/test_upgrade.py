@@ -175,7 +175,7 @@ def proven(**changes: Any) -> Evidence:
 def test_a_row_that_was_replaced_meanwhile_stays(tmp_path: Path) -> None:
     """Between a model's loading and the end of its checks another promotion may go in: its schedule was not verified."""
     store.promote(tmp_path, PromotedFile("nvidia-h200", "m", "fp8-v1", (row(BLOCK_N=128),)))
-    with pytest.raises(ScheduleError, match=r"gate_up: another row .* is there now"):
+    with pytest.raises(ScheduleError, match=r"gate_up: the row has changed to"):
         upgrade(proven(), tmp_path)
     [path] = tmp_path.glob("*/*.json")
     assert store.read(path).rows == (row(BLOCK_N=128),)

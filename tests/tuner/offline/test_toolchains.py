@@ -134,7 +134,7 @@ def test_every_recipe_with_kernels_sweeps(recipe: str, tmp_path: Path) -> None:
 
 def test_another_accumulator_than_the_recipes_is_refused() -> None:
     numerics = load_recipe("fp8-v1").numerics
-    with pytest.raises(ToolchainError, match="5, which the recipe pins"):
+    with pytest.raises(ToolchainError, match="5, as in the recipe"):
         check_numerics(load_arch("sm_90"), replace(numerics, max_num_imprecise_acc={"sm_90": 5}))
 
 
