@@ -11,7 +11,7 @@ __all__ = ["Decoder", "Result", "Stream"]
 
 
 def __getattr__(name: str) -> object:
-    """Loads the engine on first use, so that the command line imports this package without importing torch."""
+    """Loads the engine on first use: the command line imports this package without torch."""
     if name == "Decoder":
         from .engine import Decoder
 

@@ -15,9 +15,10 @@ import torch
 from ..schedules.recipe import Recipe
 from ..shapes.model import ModelShape
 from .backend import RoundPlan
+from .checkpoint.loader import StrPath
 from .drafter import Drafter
 from .errors import RequestError
-from .loading import Loaded, LoadOptions, StrPath, load
+from .loading import Loaded, LoadOptions, load
 from .request.drafting import TIMEOUT_S, Drafting
 from .request.output import Output
 from .request.request import Prompt, Request, RequestOptions, Server, checked, prompt_ids

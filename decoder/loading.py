@@ -13,11 +13,11 @@ from ..schedules.schedule import Schedule
 from ..shapes.fields import nearest
 from ..shapes.model import ModelShape
 from .backend import Model
-from .checkpoint.loader import Checkpoint, load_checkpoint
+from .checkpoint.loader import Checkpoint, StrPath, load_checkpoint, path_text
 from .drafter import Drafter
 from .drafters.load import DrafterPlan, load_drafter
 from .errors import LoadError
-from .request.arguments import path_text, shown, switch, whole
+from .request.arguments import shown, switch, whole
 from .request.request import Server
 from .request.tokenizer import find_tokenizer
 from .selection import Options
@@ -25,8 +25,6 @@ from .selection import Options
 BACKENDS = {"torch": ".on_torch.model:load_torch_model", "triton": ".on_gpu.model:load_triton_model"}
 DEFAULT_CAPACITY = 4096  # slots, unless the model has fewer positions
 DRAFTER_METHODS = ("start", "draft", "accept", "prepare")
-StrPath = str | os.PathLike[str]
-
 
 class LoadOptions(TypedDict, total=False):
     """The options of Decoder.load; defaults in parentheses.
@@ -61,10 +59,9 @@ def load(weights: StrPath, model: StrPath | ModelShape | None, recipe: str | Rec
     unknown = sorted(set(given) - set(LoadOptions.__annotations__))
     if unknown:
         raise LoadError(f"unknown option {unknown[0]}", expected=f"one of {', '.join(LoadOptions.__annotations__)}")
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(path_text("recipe", recipe, LoadError))
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(path_text("recipe", recipe))
     place = torch_device(given.get("device"))
-    named = model if model is None or isinstance(model, ModelShape) else path_text("model", model, LoadError)
-    checkpoint = load_checkpoint(path_text("weights", weights, LoadError), named, place)
+    checkpoint = load_checkpoint(weights, model, place)
     tokenizer = find_tokenizer(checkpoint.path) if checkpoint.path else None
     shape = checkpoint.config.shape
     capacity = _capacity(given.get("capacity"), shape)
@@ -89,14 +86,14 @@ def _capacity(given: object, shape: ModelShape) -> int:
 
 def _options(given: LoadOptions) -> Options:
     folder = given.get("schedules")
-    return Options(None if folder is None else path_text("schedules", folder, LoadError),
+    return Options(None if folder is None else path_text("schedules", folder),
                    switch("allow_untuned", given.get("allow_untuned", False), LoadError), given.get("overrides") or {},
                    switch("graphs", given.get("graphs", True), LoadError))
 
 
 def _drafter(given: StrPath | Drafter | None, plan: DrafterPlan) -> Drafter | None:
     if isinstance(given, str | os.PathLike):
-        return load_drafter(path_text("drafter", given, LoadError), plan)
+        return load_drafter(path_text("drafter", given), plan)
     missing = [name for name in DRAFTER_METHODS if given is not None and not callable(getattr(given, name, None))]
     if missing:
         raise LoadError(f"drafter is {shown(given)}", expected="a path, 'ngram', 'random:SEED', None, or an object with the "

@@ -1,1 +1,1 @@
-"""Decode rates, a naive baseline, and the physics of a step."""
+"""Decode rates, a naive baseline, and the roofline of a step."""

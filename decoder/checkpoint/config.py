@@ -15,7 +15,7 @@ from .fp8 import check_quantisation
 from .rope import frequencies
 from .switches import HARMLESS, READ, SWITCHES, check_switches
 
-# Keys of one architecture: attention_bias is a size of Qwen2's; sliding_window of Qwen's counts where use_sliding_window is set.
+# Keys of one architecture. attention_bias is a size of Qwen2's; Qwen's sliding_window counts only if use_sliding_window is set.
 SIZES: dict[str, set[str]] = {
     "qwen2": {"attention_bias", "sliding_window"}, "qwen3": {"sliding_window"}, "llama": set(), "mistral": set(),
     "eagle3": {"draft_vocab_size", "target_hidden_size"}}

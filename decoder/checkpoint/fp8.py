@@ -1,7 +1,6 @@
-"""Checkpoints whose projections are FP8 already: e4m3 with a scale per output channel, or one per tensor, as compressed-tensors
-and FBGEMM write them. Values and scales are kept bit for bit: an FP8 recipe multiplies them as they are, and no weight is
-quantised twice. Settings of the activations don't matter: a recipe holds an activation in two e4m3 terms, which lose nothing that
-one term keeps.
+"""Checkpoints with FP8 projections: e4m3 with a scale per output channel or per tensor, in the formats of compressed-tensors and
+FBGEMM. Values and scales are kept bit for bit, so no weight is quantised twice. A checkpoint's settings for activations are
+ignored: a recipe's two e4m3 terms are more exact than one.
 
 Refused by name: scales per block or group, other types, static activation scales, a quantised KV cache or head.
 """
@@ -16,8 +15,8 @@ from ..errors import LoadError
 from .weights import SCALE, Tensors
 
 E4M3 = torch.float8_e4m3fn
-NAN_BITS = 0x7F  # of e4m3, whatever the sign
-TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # each group is one linear here
+NAN_BITS = 0x7F  # e4m3's NaN without its sign
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # each group becomes one linear
 UNUSED = (".input_scale_ub",)  # FBGEMM: a bound on the scales of one-term activations
 WITHOUT = "use the checkpoint that isn't quantised: a recipe quantises at load"
 
@@ -26,7 +25,7 @@ def check_quantisation(config: Fields) -> bool:
     """Whether a configuration declares FP8 projections.
 
     Raises:
-        LoadError: quantised otherwise.
+        LoadError: it declares another quantisation.
     """
     if not config.table.get("quantization_config"):
         return False
@@ -62,12 +61,13 @@ def _check_compressed(declared: Fields) -> None:
 
 
 def take_scales(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, tuple[int, ...]]:
-    """Checks the e4m3 tensors of a file and gives each its scales as [N] fp32 under NAME + SCALE; returns the names and sizes of
-    the scales, which are expected beside the others. Tensors that have no bearing here are removed.
+    """Checks the e4m3 tensors of a file and stores the scales of each as [N] fp32 under NAME + SCALE. Removes unused tensors.
+    Returns the names and sizes of the scales.
 
     Raises:
-        LoadError: no e4m3 tensor; one without scales, with NaN, of a kind that has to stay bf16, or beside others of its linear
-            that are not e4m3; scales that are misshapen or not positive and finite.
+        LoadError: no tensor is e4m3; an e4m3 tensor has no scales, holds NaN, isn't a projection, or belongs to a linear with
+            other
+            types; scales are misshapen or not positive and finite.
     """
     for name in [n for n in tensors if n.endswith(UNUSED)]:
         del tensors[name]
@@ -77,7 +77,7 @@ def take_scales(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], path:
                         action=WITHOUT)
     for name in names:
         if not name.endswith("_proj.weight"):
-            raise LoadError(f"{path}: {name} is e4m3", expected="e4m3 in projections alone; the head and the embedding are bf16",
+            raise LoadError(f"{path}: {name} is e4m3", expected="e4m3 only in projections; the head and the embedding are bf16",
                             action=WITHOUT)
         tensors[name + SCALE] = _scales(tensors, name, path)
         for group in TOGETHER:
@@ -85,12 +85,12 @@ def take_scales(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], path:
             alone = [other for other in group if part in group and f"{base}.{other}.weight" not in names]
             if alone:
                 raise LoadError(f"{path}: {name} is e4m3 and {', '.join(alone)} is not",
-                                expected="all of them or none: they are one linear here", action=WITHOUT)
+                                expected="all of them or none: they become one linear", action=WITHOUT)
     return {name + SCALE: expected[name][:1] for name in names}
 
 
 def _scales(tensors: Tensors, name: str, path: Path) -> torch.Tensor:
-    """[N] fp32 of one e4m3 tensor."""
+    """The scales [N] fp32 of one e4m3 tensor [N, K]. Raises LoadError."""
     w, scale = tensors[name], tensors.get(name + SCALE)
     if scale is None or not scale.is_floating_point() or scale.numel() not in (1, w.shape[0]):
         found = "missing" if scale is None else f"{scale.dtype} {list(scale.shape)}"
@@ -104,10 +104,10 @@ def _scales(tensors: Tensors, name: str, path: Path) -> torch.Tensor:
 
 
 def dequantised(tensors: Tensors) -> Tensors:
-    """Every e4m3 matrix times its scales, in fp32; the others as they are."""
+    """The tensors with every e4m3 matrix multiplied by its scales, in fp32, and without the scales."""
     return {name: scaled(w, tensors.get(name + SCALE)) for name, w in tensors.items() if not name.endswith(SCALE)}
 
 
 def scaled(w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """w [N, K] times scale [N], in fp32; w itself where there is none."""
+    """w [N, K] times scale [N], in fp32; w itself without a scale."""
     return w if scale is None else w.float() * scale[:, None]

@@ -1,4 +1,4 @@
-"""Hugging Face's implementation of a checkpoint's architecture, with the checkpoint's own tensors, FP8 ones dequantised."""
+"""Hugging Face's implementation of a checkpoint's architecture, with the checkpoint's tensors, FP8 ones dequantised."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ def hugging_face_from_tensors(checkpoint: Checkpoint) -> "PreTrainedModel":
     """transformers' model of the checkpoint's shape with its tensors, in their type, on the CPU.
 
     Raises:
-        LoadError: transformers names the tensors of this architecture otherwise.
+        LoadError: transformers has other names for the tensors of this architecture.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

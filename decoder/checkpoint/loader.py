@@ -29,10 +29,11 @@ class Checkpoint:
     path: Path | None
 
 
-def path_text(weights: StrPath, what: str = "weights") -> str:
-    """A path or a name as text. Raises LoadError for anything else."""
-    if not isinstance(weights, (str, os.PathLike)) or not isinstance(text := os.fspath(weights), str) or not text or "\0" in text:
-        raise LoadError(f"{what} {shown(weights)}", expected="a path, as text or as a Path, or random:SEED")
+def path_text(name: str, value: object) -> str:
+    """A str or os.PathLike as text. Raises LoadError for anything else, an empty text, or a text with NUL."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise LoadError(f"{name} is {shown(value)}", expected="a str or a pathlib.Path")
     return text
 
 
@@ -81,12 +82,12 @@ def load_checkpoint(weights: StrPath, model: StrPath | ModelShape | None, device
     Raises:
         LoadError: nothing there; an unsupported feature; a tensor that is missing, left over, misshapen or not finite.
     """
-    weights = path_text(weights)
+    weights = path_text("weights", weights)
     seed = random_seed(weights)
     if seed is not None:
         if model is None:
             raise LoadError("random weights need a model shape", action="pass model, such as model='qwen2.5-0.5b'")
-        config = config_for_shape(model if isinstance(model, ModelShape) else load_model_shape(path_text(model, "model")))
+        config = config_for_shape(model if isinstance(model, ModelShape) else load_model_shape(path_text("model", model)))
         return Checkpoint(config, random_tensors(expected_tensors(config.shape), seed, device), weights, None)
     if model is not None:
         raise LoadError(f"model {model!r} beside weights {weights!r}", expected="model with random:SEED only; "
@@ -124,7 +125,7 @@ def read_safetensors(folder: Path) -> Tensors:
     for name in names:
         for key, tensor in _read_shard(folder / name).items():
             if key in tensors or (placed is not None and placed.get(key) != name):
-                raise LoadError(f"{folder / name}: tensor {key} is not where the index puts it, or stands twice")
+                raise LoadError(f"{folder / name}: tensor {key} is there twice, or the index names another file for it")
             tensors[key] = tensor
     for key in placed or {}:
         if key not in tensors:

@@ -93,7 +93,7 @@ def check_switches(table: Mapping[str, object], where: str, read: Collection[str
         if key not in known:
             raise LoadError(f"{where}: unknown key {key} = {shown(value)}{nearest(key, known)}",
                             expected="keys whose effect on the result is known",
-                            action="use a checkpoint without it, or take it out of the configuration where it has no effect")
+                            action="use a checkpoint without it, or remove it from the configuration if it has no effect")
         switch = switches.get(key)
         if switch is not None and key not in read and not switch.accepts(value):
             raise LoadError(f"{where}: {key} is {shown(value)}: {switch.meaning} is not supported",

@@ -24,7 +24,7 @@ from ..sampling import Chooser
 from .check import Check
 
 LONGEST_DRAFT = 8  # K; a verification then has 9 rows
-DELAY_S = 0.002  # longer than a tiny model's round, so that the drafter may finish before or after the target
+DELAY_S = 0.002  # longer than a tiny model's round, so the drafter may finish before or after the target
 SPECULATIVE = ("sd", "ssd")
 RunPass = Callable[[list[int], Rows], Hidden]  # forward or prefill of a model
 EDGES = (256, 2048)  # contexts at which another decoder drifted: the ends of its first and eighth chunk

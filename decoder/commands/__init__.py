@@ -1,1 +1,1 @@
-"""The decoder's commands, one a file. They import torch when they run, not before."""
+"""The decoder's commands, one per file. They import torch only when they run."""

@@ -142,8 +142,8 @@ def as_markdown(card: Card, curve: str) -> str:
             ("parameters", f"{training.parameters}"), ("stored", f"{card.storage}, {card.bytes} bytes"),
             ("hardware", card.hardware), ("versions", ", ".join(f"{n} {v}" for n, v in card.versions.items()))]
     lines = ["# An EAGLE-3 drafter", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows), "",
-             "Tokens a round (tau) and acceptance by drafted position, greedy, on the target's answers to held-out prompts:", "",
-             *_table(card.stored_results, "stored weights"), "", *_table(card.results, "weights as trained"), "",
+             "Tokens per round (tau) and acceptance by drafted position, greedy, on the target's answers to held-out prompts:",
+             "", *_table(card.stored_results, "stored weights"), "", *_table(card.results, "weights as trained"), "",
              f"![loss and tau by training step]({curve})", ""]
     return "\n".join(lines)
 

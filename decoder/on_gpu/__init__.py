@@ -1,1 +1,1 @@
-"""The `triton` backend: the project's kernels as launches and CUDA graphs, rounds that live on the device."""
+"""The `triton` backend: the project's kernels as launches and CUDA graphs, and rounds on the device."""

@@ -32,7 +32,7 @@ class DeviceInputs:
         """Writes the state before a request's first round.
 
         tokens: the sequence, at least two; its last token is in no cache yet. left: tokens that may still be emitted. ends: ids
-        that end the request, at most ENDS. finished: marks the request as ended, so that rounds don't change the state.
+        that end the request, at most ENDS. finished: marks the request as ended: rounds then don't change the state.
         """
         assert len(ends) <= ENDS
         before, pending = tokens[-2:]

@@ -54,8 +54,8 @@ def write_draft_token(token: torch.Tensor, step: int, inputs: DeviceInputs, nume
 
 @dataclass(frozen=True)
 class Record:
-    """One finished round. tokens: the emitted ones, -1 where the target's logits hold NaN; hit: whether a branch serves the next
-    round; broken: whether the draft held -1, the mark of a drafter whose logits hold NaN."""
+    """One finished round. tokens: the emitted ones, -1 for a row of NaN in the target's logits; hit: whether a branch serves the
+    next round; broken: whether the draft held -1, the mark of a drafter whose logits hold NaN."""
 
     tokens: list[int]
     accepted: int

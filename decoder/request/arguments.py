@@ -1,7 +1,6 @@
 """Checks of a caller's arguments by type and range. Each error names the argument, the value found and the values allowed."""
 
 import operator
-import os
 from collections.abc import Iterable, Mapping
 from numbers import Real
 
@@ -92,12 +91,3 @@ def texts(name: str, value: object) -> tuple[str, ...]:
         if not isinstance(item, str) or not item:
             raise RequestError(f"{shown(item)} in {name}", expected="strings of at least one character")
     return tuple(str(item) for item in found)
-
-
-def path_text(name: str, value: object, error: Refusal) -> str:
-    """A str or os.PathLike as text. Raises `error` for anything else, an empty text, or a text with NUL."""
-    if isinstance(value, str | os.PathLike):
-        text = os.fspath(value)
-        if isinstance(text, str) and text and "\0" not in text:
-            return text
-    raise error(f"{name} is {shown(value)}", expected="a str or a pathlib.Path")
