@@ -30,7 +30,7 @@ class Cache(Protocol):
     def clear(self) -> None:
         """Forgets every token."""
 
-    def own(self, branches: int, steps: int) -> "tuple[torch.Tensor, torch.Tensor]":
+    def new_branch_tokens(self, branches: int, steps: int) -> "tuple[torch.Tensor, torch.Tensor]":
         """Empty keys and values for the tokens of branches, [num_layers, branches, steps, num_kv_heads, head_dim] each."""
 
 
@@ -51,7 +51,7 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class Own:
+class BranchTokens:
     """The tokens that a branch doesn't share. keys, values [num_layers, steps, num_kv_heads, head_dim], the first `done` steps
     written; shared: tokens of the cache before them."""
 
@@ -68,7 +68,7 @@ class Group:
 
     rows: slice
     first: int
-    own: Own | None = None
+    own: BranchTokens | None = None
 
 
 class Rows(Protocol):
@@ -111,7 +111,7 @@ class Branches:
 
     def __init__(self, cache: Cache, lengths: Sequence[int], steps: int) -> None:
         self.cache, self.lengths, self.done = cache, list(lengths), 0
-        self.keys, self.values = cache.own(len(lengths), steps)
+        self.keys, self.values = cache.new_branch_tokens(len(lengths), steps)
 
     @property
     def positions(self) -> list[int]:
@@ -121,7 +121,7 @@ class Branches:
     @property
     def groups(self) -> list[Group]:
         """See Rows: each branch is a group."""
-        return [Group(slice(b, b + 1), length + self.done, Own(self.keys[:, b], self.values[:, b], self.done, length))
+        return [Group(slice(b, b + 1), length + self.done, BranchTokens(self.keys[:, b], self.values[:, b], self.done, length))
                 for b, length in enumerate(self.lengths)]
 
     def finish(self) -> None:

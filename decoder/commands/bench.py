@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..bench.bench import Row, Window
 
 
-class Asked(Loading):
+class Values(Loading):
     """The command's values."""
 
     modes: tuple[str, ...]
@@ -56,27 +56,27 @@ class Asked(Loading):
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Also write the JSON to this file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @reported
-def bench(**asked: Unpack[Asked]) -> None:
+def bench(**values: Unpack[Values]) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
     from ..bench import bench as benchmark
     from ..drafters.load import AUTO
     from ..errors import RequestError, writing
 
-    tau, lengths = asked["scripted_tau"], asked["draft_lengths"]
+    tau, lengths = values["scripted_tau"], values["draft_lengths"]
     if tau is not None and not 1 <= tau <= min(lengths) + 1:
         raise RequestError(f"--scripted-tau {tau}", expected=f"1 to {min(lengths) + 1}: a round of K drafted tokens emits at "
                            "most K + 1")
-    prompts, repeats = benchmark.load_prompts(asked["prompts"], asked["which"])
-    decoder = load_decoder(asked)
-    profile = decoder.model.pass_profile(decoder.cache, (1, max(lengths) + 1)) if asked["profile"] else None
-    if asked["profile"] and profile is None:
+    prompts, repeats = benchmark.load_prompts(values["prompts"], values["which"])
+    decoder = load_decoder(values)
+    profile = decoder.model.pass_profile(decoder.cache, (1, max(lengths) + 1)) if values["profile"] else None
+    if values["profile"] and profile is None:
         raise RequestError("--profile without the triton backend", expected="a GPU, whose kernels it times")
-    is_auto = asked["drafter"] == AUTO
-    drafter = decoder.drafter.name if is_auto and decoder.drafter else asked["drafter"]
-    naive = benchmark.naive_baseline(decoder, asked["weights"], asked["model"], "ngram" if is_auto else drafter,
-                                     asked["device"]) if asked["naive"] else None  # the naive decoders have no EAGLE-3
-    plan = benchmark.BenchPlan(prompts, asked["repeats"] or repeats, benchmark.configs(asked["modes"], lengths),
-                               asked["max_new_tokens"], tau, asked["branches"])
+    is_auto = values["drafter"] == AUTO
+    drafter = decoder.drafter.name if is_auto and decoder.drafter else values["drafter"]
+    naive = benchmark.naive_baseline(decoder, values["weights"], values["model"], "ngram" if is_auto else drafter,
+                                     values["device"]) if values["naive"] else None  # the naive decoders have no EAGLE-3
+    plan = benchmark.BenchPlan(prompts, values["repeats"] or repeats, benchmark.configs(values["modes"], lengths),
+                               values["max_new_tokens"], tau, values["branches"])
     progress = Progress()
     try:
         runs = list(benchmark.run_all(decoder, plan, progress, naive))
@@ -84,19 +84,19 @@ def bench(**asked: Unpack[Asked]) -> None:
         progress.done()
     rows = [row for kind in (None, *dict.fromkeys(run.prompt.kind for run in runs)) for row in benchmark.summary(runs, kind)]
     different = benchmark.differing(runs)
-    windows = benchmark.long_run(decoder, prompts[0].text, asked["long"]) if asked["long"] else None
+    windows = benchmark.long_run(decoder, prompts[0].text, values["long"]) if values["long"] else None
     text = json.dumps({
-        "schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": asked["recipe"], "set": asked["which"],
+        "schema": "tune-kernels/decoder-bench/1", "weights": decoder.source, "recipe": values["recipe"], "set": values["which"],
         "drafter": "scripted" if tau else drafter, "backend": decoder.model.notes.name,
-        "device": decoder.model.notes.device, "max_new_tokens": asked["max_new_tokens"], "rows": rows,
+        "device": decoder.model.notes.device, "max_new_tokens": values["max_new_tokens"], "rows": rows,
         "naive_dtype": naive.dtype_name if naive else None, "different": different, "same": not different,
         **({"long": windows} if windows else {}), **({"profile": asdict(profile)} if profile else {})}, sort_keys=True)
-    if not asked["as_json"]:
-        show(rows, asked["which"], different, windows or [], profile)
+    if not values["as_json"]:
+        show(rows, values["which"], different, windows or [], profile)
     click.echo(text)
-    if asked["out"]:
-        with writing(asked["out"]):
-            replace_text(asked["out"], text + "\n")
+    if values["out"]:
+        with writing(values["out"]):
+            replace_text(values["out"], text + "\n")
     if different:
         sys.exit(1)
 

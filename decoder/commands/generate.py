@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..request.stream import Result
 
 
-class Asked(Loading):
+class Values(Loading):
     """The command's values."""
 
     prompt: str
@@ -49,18 +49,18 @@ class Asked(Loading):
 @click.option("--compare", is_flag=True, help="Run AR, SD and SSD and compare their tokens.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @reported
-def generate(**asked: Unpack[Asked]) -> None:
+def generate(**values: Unpack[Values]) -> None:
     """Decode PROMPT and stream its text. Exit code 1 if --compare finds a difference."""
-    decoder, mode = load_decoder(asked), asked["mode"]
+    decoder, mode = load_decoder(values), values["mode"]
     options: RequestOptions = {
-        "max_new_tokens": asked["max_new_tokens"], "draft_length": asked["draft_length"], "branches": asked["branches"],
-        "stop": asked["stop"], "temperature": asked["temperature"], "top_p": asked["top_p"], "seed": asked["seed"]}
-    prompt = prompt_of(decoder, asked["prompt"], asked["raw"])
-    if asked["compare"]:
-        compare(decoder, prompt, options, asked["as_json"])
-    elif asked["as_json"] or decoder.tokenizer is None:
+        "max_new_tokens": values["max_new_tokens"], "draft_length": values["draft_length"], "branches": values["branches"],
+        "stop": values["stop"], "temperature": values["temperature"], "top_p": values["top_p"], "seed": values["seed"]}
+    prompt = prompt_of(decoder, values["prompt"], values["raw"])
+    if values["compare"]:
+        compare(decoder, prompt, options, values["as_json"])
+    elif values["as_json"] or decoder.tokenizer is None:
         result = decoder.generate(prompt, mode, **options)
-        click.echo(json.dumps(as_table(result), sort_keys=True) if asked["as_json"] else " ".join(map(str, result.token_ids)))
+        click.echo(json.dumps(as_table(result), sort_keys=True) if values["as_json"] else " ".join(map(str, result.token_ids)))
     else:
         with decoder.stream(prompt, mode, **options) as pieces:
             for piece in pieces:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..bench.roofline import Prediction
 
 
-class Asked(TypedDict):
+class Values(TypedDict):
     """The command's values."""
 
     model: str
@@ -56,7 +56,7 @@ class Asked(TypedDict):
               "hit rate of each K.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @reported
-def roofline(**asked: Unpack[Asked]) -> None:
+def roofline(**values: Unpack[Values]) -> None:
     """Compute the floor of a decode step, and the rates of AR, SD and SSD. Needs no GPU."""
     from ...schedules.recipe import load_recipe
     from ...shapes.model import load_model_shape
@@ -64,34 +64,34 @@ def roofline(**asked: Unpack[Asked]) -> None:
     from ..bench import roofline as physics
     from ..errors import RequestError
 
-    tau, lengths = asked["tau"], asked["draft_lengths"]
+    tau, lengths = values["tau"], values["draft_lengths"]
     if tau is not None and len(lengths) != 1:
         raise RequestError("--tau was measured at one draft length", expected="exactly one --draft-length beside it")
-    target = sku_named(asked["sku"])
-    speed = target.peak_tb_s if asked["bandwidth"] is None else asked["bandwidth"]
+    target = sku_named(values["sku"])
+    speed = target.peak_tb_s if values["bandwidth"] is None else values["bandwidth"]
     if speed <= 0:
         raise RequestError(f"--bandwidth {speed}", expected="TB/s above 0")
-    precision = load_recipe(asked["recipe"]).precision
-    read = physics.step_bytes(load_model_shape(asked["model"]), precision, asked["context"])
+    precision = load_recipe(values["recipe"]).precision
+    read = physics.step_bytes(load_model_shape(values["model"]), precision, values["context"])
     floor = physics.floor_ms(read, speed)
-    drafting = physics.floor_ms(physics.step_bytes(load_model_shape(asked["drafter_model"]), precision), speed)
-    times = physics.Times(drafting if asked["t_d"] is None else asked["t_d"], floor if asked["t_v"] is None else asked["t_v"],
-                          asked["t_o"], asked["t_sync"])
-    rows = physics.from_bench(asked["measured"]) if asked["measured"] else [
-        physics.predict(times, k, tau or physics.tokens_per_round(asked["acceptance"], k), asked["hit_rate"]) for k in lengths]
+    drafting = physics.floor_ms(physics.step_bytes(load_model_shape(values["drafter_model"]), precision), speed)
+    times = physics.Times(drafting if values["t_d"] is None else values["t_d"], floor if values["t_v"] is None else values["t_v"],
+                          values["t_o"], values["t_sync"])
+    rows = physics.from_bench(values["measured"]) if values["measured"] else [
+        physics.predict(times, k, tau or physics.tokens_per_round(values["acceptance"], k), values["hit_rate"]) for k in lengths]
     best = {mode: physics.best(rows, mode).draft_length for mode in ("sd", "ssd")}
-    if asked["as_json"]:
+    if values["as_json"]:
         click.echo(json.dumps({
-            "schema": "tune-kernels/roofline/1", "model": asked["model"], "target": target.name, "recipe": asked["recipe"],
-            "bandwidth_tb_s": speed, "context": asked["context"], "bytes": read, "floor_ms": floor,
+            "schema": "tune-kernels/roofline/1", "model": values["model"], "target": target.name, "recipe": values["recipe"],
+            "bandwidth_tb_s": speed, "context": values["context"], "bytes": read, "floor_ms": floor,
             "floor_tokens_per_s": 1e3 / floor, "t_v_ms": times.t_v, "t_d_ms": times.t_d,
             "rows": [asdict(row) for row in rows], "best_sd": best["sd"], "best_ssd": best["ssd"]}, sort_keys=True))
         return
-    click.echo(f"{asked['model']}, {asked['recipe']}, {asked['context']} tokens of context: {sum(read.values()) / 1e9:.2f} GB "
+    click.echo(f"{values['model']}, {values['recipe']}, {values['context']} tokens of context: {sum(read.values()) / 1e9:.2f} GB "
                "per step (" + ", ".join(f"{name} {n / 1e9:.2f}" for name, n in read.items()) + ")")
     click.echo(f"floor on {target.name} at {speed:g} TB/s: {floor:.2f} ms, {1e3 / floor:.0f} tokens/s")
-    show(f"measured: {asked['measured']}" if asked["measured"] else f"t_v {times.t_v:.3f} ms, t_d {times.t_d:.3f} ms, t_o "
-         f"{times.t_o:g} ms, t_sync {times.t_sync:g} ms, hit rate {asked['hit_rate']:g}", rows)
+    show(f"measured: {values['measured']}" if values["measured"] else f"t_v {times.t_v:.3f} ms, t_d {times.t_d:.3f} ms, t_o "
+         f"{times.t_o:g} ms, t_sync {times.t_sync:g} ms, hit rate {values['hit_rate']:g}", rows)
     click.echo(f"best draft length: {best['sd']} for SD, {best['ssd']} for SSD")
 
 

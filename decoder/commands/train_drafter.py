@@ -10,7 +10,7 @@ import click
 from .screen import reported
 
 
-class Asked(TypedDict):
+class Values(TypedDict):
     """The fields of drafters/training/settings.py: Settings."""
 
     weights: str
@@ -36,7 +36,7 @@ class Asked(TypedDict):
               help="Type of the stored weights.")
 @click.option("--json", "as_json", is_flag=True, help="The card as one JSON object on standard output.")
 @reported
-def train_drafter(device: str | None, as_json: bool, **asked: Unpack[Asked]) -> None:
+def train_drafter(device: str | None, as_json: bool, **values: Unpack[Values]) -> None:
     """Train an EAGLE-3 drafter on the target's own answers, without a data set. Resumes an interrupted run."""
     from ..drafters.training.settings import Settings, sizes_for
     from ..drafters.training.train import refuse_cpu
@@ -44,7 +44,7 @@ def train_drafter(device: str | None, as_json: bool, **asked: Unpack[Asked]) -> 
     from ..errors import writing
     from ..loading import torch_device
 
-    settings, place = Settings(**asked), torch_device(device)
+    settings, place = Settings(**values), torch_device(device)
     if device is None and place.type == "cpu":
         refuse_cpu(settings)
     with writing(settings.out):

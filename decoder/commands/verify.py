@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..checks.evidence import Evidence
 
 
-class Asked(Loading):
+class Values(Loading):
     """The values of the command, less its outputs."""
 
     kinds: tuple[str, ...]
@@ -40,7 +40,7 @@ class Asked(Loading):
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/evidence.json"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The evidence as one JSON object on standard output.")
 @reported
-def verify(out: Path, as_json: bool, **asked: Unpack[Asked]) -> None:
+def verify(out: Path, as_json: bool, **values: Unpack[Values]) -> None:
     """Check a model under a recipe: agreement, reference, quality. Exit code 1 if any check fails."""
     from ..checks.upgrade import upgrade
     from ..checks.verify import Plan
@@ -52,8 +52,8 @@ def verify(out: Path, as_json: bool, **asked: Unpack[Asked]) -> None:
         progress(f"{result.kind}{position} {'ok  ' if result.passed else 'FAIL'} {result.name}"
                  + (f": {result.detail}" if result.detail else ""))
 
-    plan = Plan(asked["weights"], asked["model"], asked["recipe"], asked["drafter"], load_options(asked), asked["kinds"],
-                asked["text"], asked["task"], asked["context"], asked["text_tokens"], asked["promote"])
+    plan = Plan(values["weights"], values["model"], values["recipe"], values["drafter"], load_options(values), values["kinds"],
+                values["text"], values["task"], values["context"], values["text_tokens"], values["promote"])
     try:
         evidence = run(plan, report, progress)
     finally:
@@ -61,12 +61,12 @@ def verify(out: Path, as_json: bool, **asked: Unpack[Asked]) -> None:
     evidence.write(out)
     if not as_json:
         show_evidence(evidence, out)
-    folder = Path(asked["schedules"]) if asked["schedules"] else None
-    written = upgrade(evidence, folder) if asked["promote"] and evidence.passed else []
+    folder = Path(values["schedules"]) if values["schedules"] else None
+    written = upgrade(evidence, folder) if values["promote"] and evidence.passed else []
     if as_json:
-        promoted = {"promoted": [str(path) for path in written]} if asked["promote"] else {}
+        promoted = {"promoted": [str(path) for path in written]} if values["promote"] else {}
         click.echo(json.dumps({**evidence.to_dict(), **promoted}, sort_keys=True))
-    elif asked["promote"]:
+    elif values["promote"]:
         show_promoted(evidence, written)
     if not evidence.passed:
         sys.exit(1)

@@ -16,7 +16,7 @@ from ...kernels.layout import ROWS
 from ...schedules.recipe import Recipe
 from ...shapes.model import AttentionShape, ModelShape
 from ..checkpoint.rope import rope_table
-from ..rows import Cursor, Own, Rows
+from ..rows import BranchTokens, Cursor, Rows
 from .graphs import Graphs
 
 SLACK = 64  # slots past the capacity, for writes of rounds in flight at the end of a request
@@ -55,7 +55,7 @@ class DeviceCache(Cursor):
             found.append(self.chunks_for(found[-1]) * self.chunk + 1)
         return found
 
-    def own(self, branches: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def new_branch_tokens(self, branches: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See rows.Cache."""
         layers, _, heads, head_dim = self.keys.shape
         keys = self.keys.new_empty(layers, branches, steps, heads, head_dim)
@@ -81,7 +81,7 @@ def cache_of(rows: Rows) -> DeviceCache:
 
 
 @contextmanager
-def standing_in(cache: DeviceCache, own: Own | None) -> Iterator[None]:
+def swapped_in(cache: DeviceCache, own: BranchTokens | None) -> Iterator[None]:
     """A context for the pass of one branch's row: the branch's own tokens replace those in the shared slots. At its end the new
     token is copied to the branch, and the slots are restored. Does nothing for own None."""
     if own is None:

@@ -24,7 +24,7 @@ from ..backend import DraftWeights, Step
 from ..rows import Rows
 from .branches import DeviceBranches
 from .buffers import DeviceInputs, Splits, Verified, new_workspace, splits_of
-from .cache import DeviceCache, Pass, cache_of, standing_in
+from .cache import DeviceCache, Pass, cache_of, swapped_in
 from .graphs import on
 from .layer import Decode, Phase, Prefill, launch_all, summed
 from .network import WriteDraft, answered_winners, low_precision
@@ -144,7 +144,7 @@ class TritonEagle3Model:
         cache = cache_of(rows)
         steps = []
         for group in rows.groups:
-            with standing_in(cache, group.own):
+            with swapped_in(cache, group.own):
                 steps.append(self._pass(tokens[group.rows], features[group.rows], cache, group.first))
         rows.finish()
         return Step(torch.cat([step.final for step in steps]), torch.cat([step.feature for step in steps]))

@@ -20,7 +20,7 @@ from ..errors import LoadError, RequestError
 from ..rows import Cache, Rows
 from ..selection import Options, Selection, select_schedules
 from .buffers import Splits, new_workspace
-from .cache import DeviceCache, Pass, cache_of, standing_in
+from .cache import DeviceCache, Pass, cache_of, swapped_in
 from .eagle3 import TritonEagle3Model
 from .graphs import WARM_UP, on
 from .layer import Prefill, launch_all
@@ -74,7 +74,7 @@ class TritonModel(DeviceNetwork):
             cache = cache_of(rows)
             parts = []
             for group in rows.groups:
-                with standing_in(cache, group.own):
+                with swapped_in(cache, group.own):
                     mine = tokens[group.rows]
                     parts += [self._pass(mine[at:at + self.max_rows], cache, group.first + at, layers)
                               for at in range(0, len(mine), self.max_rows)]
@@ -141,14 +141,14 @@ class TritonModel(DeviceNetwork):
         with self.lock, torch.inference_mode(), on(self.device):
             rows = x.to(self.device, torch.bfloat16)
             y = torch.cat([self.decode.project(kernel, weights, part.contiguous()) for part in rows.split(self.max_rows)])
-        return turns_undone(y) if kernel == "gate_up" else y
+        return deinterleaved(y) if kernel == "gate_up" else y
 
     def limit_vocabulary(self, size: int) -> None:
         """See backend.Model.limit_vocabulary."""
         self.vocab_limit = min(size, self.shape.vocab_size)
 
 
-def turns_undone(y: torch.Tensor) -> torch.Tensor:
+def deinterleaved(y: torch.Tensor) -> torch.Tensor:
     """[rows, 2 I] with gates and ups interleaved in blocks of 8 columns, as gates, then ups."""
     return torch.cat([part.flatten(-2) for part in y.unflatten(-1, (-1, 2, 8)).unbind(-2)], dim=-1)
 

@@ -66,9 +66,9 @@ class PackedLayer:
 def pack_layer(tensors: Tensors, prefix: str, precision: Precision, shape: ModelShape, device: torch.device) -> PackedLayer:
     """Packs the layer of the tensors whose names begin with `prefix`, and consumes them. q, k, v become one linear; so do gate
     and up."""
-    def packed(*names: str, bias: bool = False, turns: bool = False) -> Packed:
+    def packed(*names: str, bias: bool = False, interleaved: bool = False) -> Packed:
         w, b, scale = pop_linear(tensors, prefix, names, bias)
-        if turns:
+        if interleaved:
             w, scale = interleave(w), None if scale is None else interleave(scale)
         return pack(w, precision, device, b, scale)
 
@@ -81,5 +81,5 @@ def pack_layer(tensors: Tensors, prefix: str, precision: Precision, shape: Model
     return PackedLayer(input_norm=vector("input_layernorm"),
                        qkv=packed(*(f"self_attn.{name}_proj" for name in "qkv"), bias=shape.qkv_bias),
                        o=packed("self_attn.o_proj"), post_norm=vector("post_attention_layernorm"),
-                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", turns=True), down=packed("mlp.down_proj"),
+                       gate_up=packed("mlp.gate_proj", "mlp.up_proj", interleaved=True), down=packed("mlp.down_proj"),
                        head_norms=head_norms)

@@ -23,7 +23,7 @@ class KVCache(Cursor):
         self.keys = self.buffer[0].view(layers, chunks, heads, head_dim, chunk)
         self.values = self.buffer[1].view(layers, chunks, heads, chunk, head_dim)
 
-    def own(self, branches: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def new_branch_tokens(self, branches: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See rows.Cache."""
         layers, _, heads, head_dim, _ = self.keys.shape
         keys = self.keys.new_empty(layers, branches, steps, heads, head_dim)

@@ -19,7 +19,7 @@ def shown(value: object) -> str:
     return text if isinstance(value, str | int | float | None) else f"{text} ({type(value).__name__})"
 
 
-def as_id(value: object) -> int | None:
+def as_whole(value: object) -> int | None:
     """A whole number as an int, numpy's and torch's included; None for anything else, bool included."""
     if isinstance(value, bool) or "bool" in type(value).__name__:
         return None
@@ -35,7 +35,7 @@ def whole(name: str, value: object, low: int, high: int | None = None, why: str 
     Raises:
         error: not a whole number of low..high.
     """
-    number = as_id(value)
+    number = as_whole(value)
     if number is None or number < low or (high is not None and number > high):
         allowed = f"at least {low}" if high is None else f"{low} to {high}"
         raise error(f"{name} is {shown(value)}", expected=f"a whole number, {allowed}{why}")
@@ -75,7 +75,7 @@ def token_ids(name: str, value: object, limit: int) -> list[int]:
     expected = f"a list of token ids, whole numbers from 0 to {limit - 1}"
     found = []
     for item in elements(name, value, expected):
-        token = as_id(item)
+        token = as_whole(item)
         if token is None or not 0 <= token < limit:
             wrong = f"token id {shown(token)}" if token is not None else shown(item)
             raise RequestError(f"{wrong} in {name}", expected=expected)

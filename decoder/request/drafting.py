@@ -21,7 +21,7 @@ from ..drafter import Branch, Drafter, Outcome, name_of
 from ..errors import DecoderError
 from ..sampling import Chooser
 from ..stats import Stats
-from .arguments import as_id, shown
+from .arguments import as_whole, shown
 
 if TYPE_CHECKING:
     import torch
@@ -185,7 +185,7 @@ def described(error: BaseException) -> str:
 
 def checked_layers(layers: Iterable[object], count: int) -> Answer[tuple[int, ...]]:
     """Indices of the target's layers; none if any entry isn't one. count: layers of the target."""
-    found = [as_id(layer) for layer in islice(layers, count + 1)]
+    found = [as_whole(layer) for layer in islice(layers, count + 1)]
     known = tuple(layer for layer in found if layer is not None and 0 <= layer < count)
     if len(known) != len(found) or len(set(known)) != len(known):
         return Answer((), f"feature_layers is {shown(layers)}, for a target of {count} layers")
@@ -198,7 +198,7 @@ def checked_draft(draft: object, length: int, limit: int) -> Answer[list[int]]:
         return Answer([], f"the draft is {shown(draft)}, not a list of token ids")
     tokens: list[int] = []
     for item in islice(draft, length + 1):
-        token = as_id(item)
+        token = as_whole(item)
         if token is None or not 0 <= token < limit:
             return Answer(tokens, f"the draft holds {shown(item)}, not a token id below {limit}")
         tokens.append(token)
@@ -215,7 +215,7 @@ def checked_branches(ready: object, branches: int, length: int, limit: int) -> A
     problem = f"more than {branches} branches" if len(ready) > branches else ""
     for key, made in islice(ready.items(), branches):
         draft = checked_draft(made, length, limit)
-        outcome = tuple(map(as_id, key)) if isinstance(key, tuple) else ()
+        outcome = tuple(map(as_whole, key)) if isinstance(key, tuple) else ()
         if len(outcome) == 2 and outcome[0] is not None and outcome[1] is not None:
             found[outcome[0], outcome[1]] = draft.value
             problem = problem or draft.problem

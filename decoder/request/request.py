@@ -11,12 +11,12 @@ from ..drafter import Drafter, max_rows, name_of
 from ..errors import RequestError
 from ..sampling import SEEDS, Chooser
 from ..stats import MODES
-from .arguments import as_id, elements, number, shown, switch, texts, token_ids, whole
+from .arguments import as_whole, elements, number, shown, switch, texts, token_ids, whole
 from .output import EndRules
 from .tokenizer import Tokenizer
 
 MOST_TOKENS = 2**31 - 1  # positions are int32
-COOLEST = 1e-6  # least temperature above 0: logits / temperature stays far from fp64's largest number
+LEAST_TEMPERATURE = 1e-6  # above 0: logits / temperature stays far from fp64's largest number
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -156,16 +156,16 @@ def _end_rules(server: Server, options: RequestOptions, limit: int) -> EndRules:
 
 
 def _chooser(options: RequestOptions) -> Chooser:
-    warmth = f"0 (greedy), or a number from {COOLEST:g} on"
-    temperature = number("temperature", options.get("temperature", 0.0), warmth)
-    if temperature != 0 and temperature < COOLEST:
-        raise RequestError(f"temperature is {temperature}", expected=warmth)
+    allowed = f"0 (greedy), or a number from {LEAST_TEMPERATURE:g} on"
+    temperature = number("temperature", options.get("temperature", 0.0), allowed)
+    if temperature != 0 and temperature < LEAST_TEMPERATURE:
+        raise RequestError(f"temperature is {temperature}", expected=allowed)
     top_p = number("top_p", options.get("top_p", 1.0), "above 0 and at most 1")
     if not 0 < top_p <= 1:
         raise RequestError(f"top_p is {top_p}", expected="above 0 and at most 1")
     seed = options.get("seed")
     if seed is None:
         return Chooser(temperature, top_p, int.from_bytes(os.urandom(8), "little"))
-    if as_id(seed) is None or not 0 <= seed < SEEDS:
+    if as_whole(seed) is None or not 0 <= seed < SEEDS:
         raise RequestError(f"seed is {shown(seed)}", expected="a whole number from 0 to 2^64 - 1")
     return Chooser(temperature, top_p, int(seed))

@@ -35,7 +35,7 @@ from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
 from tune_kernels.decoder.errors import LoadError, NumericsError, RequestError
 from tune_kernels.decoder.on_gpu import model as triton_model
 from tune_kernels.decoder.on_gpu import rounds, ssd_rounds, verification
-from tune_kernels.decoder.on_gpu.cache import SLACK, DeviceCache, standing_in
+from tune_kernels.decoder.on_gpu.cache import SLACK, DeviceCache, swapped_in
 from tune_kernels.decoder.on_gpu.graphs import Graphs
 from tune_kernels.decoder.on_gpu.rounds import DeviceRounds
 from tune_kernels.decoder.rows import Appended, Branches
@@ -563,7 +563,7 @@ def test_standing_in_gives_the_slots_back(fails: bool, recipe_of: Callable[..., 
             new = torch.randn(2, SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.head_dim).bfloat16()
             own = rows.keys[:, branch, :done].clone(), rows.values[:, branch, :done].clone()
             try:
-                with standing_in(cache, rows.groups[branch].own):
+                with swapped_in(cache, rows.groups[branch].own):
                     assert torch.equal(cache.keys[:, length:length + done], own[0])
                     assert torch.equal(cache.values[:, length:length + done], own[1])
                     cache.buffer[:, :, length + done] = new
