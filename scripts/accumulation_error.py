@@ -4,10 +4,10 @@ fp32 (the recipe's `promote_every`).
 
     python scripts/accumulation_error.py [--model qwen2.5-7b] [--kernel down]... [--out FILE.json]
 
-Three schedules: the recipe's default; its preloaded form, or the form without; the longest chain, which is two splits without
-preloading. All give fp32 partials, for a rounding to bf16 would hide the accumulator's error, and SwiGLU is left out. A dot
-promotes at its own end, and a longer distance gives the same artefact. `never` leaves promotion to the compiler: after a whole
-split on sm_90; sm_100 and sm_103 accumulate in fp32 anyway.
+Three schedules: the recipe's default, the same with preload toggled, and the longest chain: two splits without preloading. All
+give fp32 partials without SwiGLU, because a rounding to bf16 would hide the accumulator's error. A dot promotes at its end:
+longer distances give the same artefact. `never` leaves promotion to the compiler: after a whole split on sm_90; sm_100 and sm_103
+accumulate in fp32 anyway.
 
 Operands are those of the tuner's reference check: exact e4m3 values, multiplied and summed in fp64. Error: RMS and maximum of the
 difference, over the RMS of the output, fp32 partials added in index order.

@@ -3,10 +3,10 @@
 
     python scripts/bench_decode.py [--model qwen2.5-7b] [--schedules DIR | --allow-untuned] [--out FILE.json]
 
-All in one run, the read ceiling too. Random weights are right for time and bits, not for text, and acceptance is scripted: the
-drafter does all its work, then its proposals are overwritten. --tau sets how many are right, --hit-rate how many branches hit.
-Verification is as ever, and the tokens equal AR's. With a second GPU, SSD also runs with its drafter there. Prints a table, then
-one JSON line; `python scripts/figures.py` makes docs/figures.md of the record.
+Measures everything in one run, with the read ceiling. Random weights serve for time and bits, not for text. Acceptance is
+scripted: the drafter does all its work, then its proposals are overwritten; --tau and --hit-rate set the tokens per round and the
+share of branches that hit. Verification is unchanged, and the tokens equal AR's. With a second GPU, SSD also runs with its
+drafter there. Prints a table, then one JSON line; `python scripts/figures.py` makes docs/figures.md from the record.
 """
 
 import argparse

@@ -6,8 +6,8 @@
     python scripts/calibrate_timing.py --run build/on-gpu                         without a GPU: evaluate runs of --on-gpu
 
 On a GPU, each kernel's incumbent is timed against itself under two names. With --run, each finalist of a run is compared with
-itself, even rounds against odd ones: alone, and with the error shared among all of a confirmation, as the run decided. Of several
-runs of one model, also prints how many contests have the same winner.
+itself, even rounds against odd ones: alone, and with the error shared among a confirmation's comparisons, as in the run. For
+several runs of one model, also prints the number of contests with the same winner.
 
 Prints a line per kernel, then one JSON line. Exit 1 if more than 5% are false wins, or a planted slowdown of 3% is missed in more
 than 5%.

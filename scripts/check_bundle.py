@@ -3,9 +3,9 @@
 
     python scripts/check_bundle.py --bundle build/offline [--out FILE.json]
 
-These are the checks that `tune-kernels --on-gpu` makes before it times anything: outputs, poisoned before, against fp64; 1 to 9
-rows, each alone and among others, byte for byte; a repeated launch; the numerics class. They run in this process; a variant that
-kills it ends the run. Needs the Triton that made the bundle. Prints a line per kernel, then one JSON line. Exit 1 if one fails.
+Makes the checks of `tune-kernels --on-gpu` that come before timing: error of poisoned outputs against fp64; 1 to 9 rows, each
+alone and among others, byte for byte; repeated launches; the numerics class. They run in this process: a variant that kills it
+ends the run. Needs the Triton that made the bundle. Prints a line per kernel, then one JSON line. Exit 1 if a check fails.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The parts that scripts share: `--help` from the module's docstring, the closing JSON line, the exit code."""
+"""Shared by the scripts: `--help` from the module's docstring, the closing JSON line, the exit code."""
 
 import argparse
 import json
@@ -17,21 +17,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it is written, and the default of each option that has one."""
+    """The unformatted docstring, and the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return super()._get_help_string(action) if action.default is not None and action.default is not False else action.help
 
 
 def parser(docstring: str | None) -> argparse.ArgumentParser:
-    """A parser with the option that most scripts have, --out."""
+    """A parser with the option --out."""
     made = argparse.ArgumentParser(description=docstring, formatter_class=_Help)
-    made.add_argument("--out", type=Path, metavar="FILE", help="write the JSON to this file, too")
+    made.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON to this file")
     return made
 
 
 def publish(record: Mapping[str, object], out: Path | None) -> None:
-    """Prints a record as one JSON line and writes it to `out`, if one is given."""
+    """Prints a record as one JSON line, and writes it to `out` if given."""
     line = json.dumps(record, sort_keys=True)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def evaluation_prompts() -> "tuple[Prompt, ...]":
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Ends the process with main's exit code; an error that a user can cause is one line on stderr."""
+    """Ends the process with main's exit code. A user's error is one line on stderr."""
     try:
         sys.exit(main())
     except (UserError, OSError) as e:

@@ -2,7 +2,7 @@
 """Writes docs/figures.md from the committed records, so that no figure is typed by hand.
 
     python scripts/figures.py            # write the page
-    python scripts/figures.py --check    # exit 1 where the page is not what the records give
+    python scripts/figures.py --check    # exit 1 if the page differs from the records
 """
 
 import argparse
@@ -69,7 +69,7 @@ def page() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
     options = parser.parse_args()
     text, name = page(), PAGE.relative_to(ROOT)
     if options.check:

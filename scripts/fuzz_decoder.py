@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Compares random requests with AR: a tiny random model, over modes, widths, drafters, drafters
-that fail or return rubbish, stops, delays, sampling, reuse, streams left early and requests beside a stream.
+"""Compares random requests with AR on a tiny random model: modes, widths, drafters (some fail or return rubbish), stops, delays,
+sampling, reuse, streams that are left early, and requests during a stream.
 
     python scripts/fuzz_decoder.py [--requests 10000] [--recipe fp32] [--out FILE.json]
 
-The AR run of the same request is on a second decoder. Prints differing requests and counts, then one JSON line. Exit 1 if one
-byte differs. A smaller seeded run is a test (tests/decoder/test_fuzz.py).
+A second decoder runs AR on the same request. Prints differing requests and counts, then one JSON line. Exit 1 if one byte
+differs. A smaller seeded run is a test (tests/decoder/test_fuzz.py).
 """
 
 import random

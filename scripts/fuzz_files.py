@@ -1,5 +1,5 @@
-"""Mutated files of every kind that the commands read: each must end with exit code 0, 1 or 2, a message, no traceback, no file
-written outside the folders that were named, in bounded time and memory. Prints a table, the faults by place, and one JSON line.
+"""Runs the commands on mutated files of every kind they read: each run must end with exit code 0, 1 or 2 and a message, without a
+traceback or files outside the given folders, in bounded time and memory. Prints a table, the faults by place, and one JSON line.
 A short seeded run is a test (tests/tuner/review/test_fuzz_files.py).
 
 One mutation drops a field, gives it another type, makes it huge, negative, NaN or deep, repeats its name, or puts markup, escape

@@ -19,7 +19,7 @@ from tune_kernels.decoder.stats import MODES, Stats
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--weights", default=SMOLLM2, help="the target's checkpoint")
-    options.add_argument("--drafter", help="a small model of the same vocabulary, or ngram; without it the target itself")
+    options.add_argument("--drafter", help="a small model of the same vocabulary, or ngram  (default: the target)")
     options.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and activations")
     options.add_argument("--draft-length", type=int, default=4, help="K")
     options.add_argument("--tokens", type=int, default=32, help="new tokens per prompt")

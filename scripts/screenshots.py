@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Photographs the three HTML pages for the documentation, in light and dark: docs/images/PAGE-light.png and PAGE-dark.png.
+"""Makes screenshots of the three HTML pages for the documentation: docs/images/PAGE-light.png and PAGE-dark.png.
 
     python scripts/screenshots.py --chromium /usr/bin/chromium
 
-report: a small offline sweep, made here. diff: two revisions of the synthetic store. on-gpu: a recorded run, ranked again.
+report: a small offline sweep. diff: two revisions of the synthetic store. on-gpu: a replay of a recorded run.
 """
 
 import argparse
@@ -21,7 +21,7 @@ WIDTH, HEIGHT, PHONE = 1280, 860, 390
 
 
 def command(*arguments: str) -> None:
-    """Runs one of the project's commands; exit code 1 (a check failed) is an outcome as well."""
+    """Runs one of the project's commands. Exit code 1 (a failed check) isn't an error."""
     run = [sys.executable, "-m", "tune_kernels.tuner", *arguments]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
     if done.returncode not in (0, 1):
@@ -29,8 +29,8 @@ def command(*arguments: str) -> None:
 
 
 def pages(folder: Path) -> dict[str, Path]:
-    """The pages, made anew below `folder`."""
-    data = Path("tests") / "data"  # as `command` runs: the page shows the names
+    """The pages, made below `folder`."""
+    data = Path("tests") / "data"  # relative to the checkout, because the pages show the names
     sweep, replay, diff = folder / "sweep", folder / "replay", folder / "diff.html"
     command("--offline", "--target", "sm_103", "--kernel", "down", "--kernel", "merge", "--out", str(sweep))
     command("--on-gpu", "--replay", str(data / "recordings" / "h200-qwen2.5-7b.json"), "--out", str(replay), "--dry-run")
@@ -54,7 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("chromium-browser"))
     parser.add_argument("--out", type=Path, default=IMAGES)
-    parser.add_argument("--phone", action="store_true", help=f"{PHONE} pixels wide, to look at; not committed")
+    parser.add_argument("--phone", action="store_true", help=f"{PHONE} pixels wide, for a check; not committed")
     options = parser.parse_args()
     if not options.chromium:
         raise SystemExit("error: no chromium on PATH: install it (Debian: apt-get install chromium), or name it with --chromium")

@@ -17,13 +17,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("shapes", "schedules", "kernels", "tuner", "decoder")
-# Files that start a program import whatever it needs; in the graph of folders each is a node of its own.
+# Entry points import from everywhere: in the graph of folders each is a separate node.
 ENTRIES = ("tuner/cli.py", "tuner/__main__.py", "decoder/cli.py", "decoder/__init__.py")
 
 
 @dataclass
 class Tree:
-    """What was measured. functions and parameters: (count, place); imports: file to files, lazy and typing ones too."""
+    """Measurements. functions, parameters: (count, place). imports: files by importing file, with lazy and typing imports."""
 
     files: dict[str, int] = field(default_factory=dict)
     any_lines: int = 0
@@ -56,7 +56,7 @@ def imported(root: Path, path: Path, node: ast.ImportFrom) -> Iterator[str]:
 
 
 def jitted(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether Triton compiles it: its parameters are a kernel's arguments."""
+    """Whether it is a jitted function, whose parameters are a kernel's arguments."""
     return any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
@@ -74,7 +74,7 @@ def measure(root: Path) -> Tree:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not jitted(node):
                 place, given = f"{name}:{node.name}", node.args
                 count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs)
-                command = any("option" in ast.unparse(d) for d in node.decorator_list)  # click wants one per option
+                command = any("option" in ast.unparse(d) for d in node.decorator_list)  # click needs one parameter per option
                 tree.functions.append(((node.end_lineno or node.lineno) - node.lineno + 1, place))
                 if not command:
                     tree.parameters.append((count, place))
@@ -82,7 +82,7 @@ def measure(root: Path) -> Tree:
 
 
 def folder_graph(imports: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Folders instead of files; an entry is a node of its own, and so is each file that lies beside folders."""
+    """The imports between folders. An entry point is a separate node, and so is each file of a folder with subfolders."""
     parents = {str(Path(name).parent) for name in imports}
     holds_folders = {parent for parent in parents if any(other.startswith(parent + "/") for other in parents)}
 

@@ -3,8 +3,8 @@
 
     python scripts/sweeps_at_once.py [--times 200] [--seed 0] [--out FILE.json]
 
-Each time the folder is new: all three compile, share and tidy at once. The seed draws how late each starts. Prints one JSON line.
-Exit 1 if a run fails.
+Each round has a new folder, in which all three compile, share and clean up. The seed determines the delay of each start. Prints
+one JSON line. Exit 1 if a run fails.
 """
 
 import json

@@ -1,13 +1,12 @@
 #!/usr/bin/env python
-"""False wins on a GPU that throttles: candidates as fast as the incumbent, in runs that lose any share of their rounds.
+"""Simulates false wins on a throttling GPU: candidates as fast as the incumbent, in runs that lose a share of their rounds.
 
     python scripts/throttled_wins.py --runs 200 [--seed 0] [--out FILE.json]
 
-No GPU is needed: times are drawn, with noise and drift, and go through the confirmations and the ranking of --on-gpu. Prints a
-row for each share of throttled rounds and effect of a process on a candidate: how many runs decided, how many were called
-throttled, in how many of all runs one of the equal candidates won, and in how many a candidate that is truly 5% faster
-won. Then one JSON line. Exit 1 where more than 5% of the runs have a false win, or a run that throttling spoilt isn't called
-throttled.
+Needs no GPU: random times with noise and drift go through the confirmations and the ranking of --on-gpu. Prints a row per share
+of throttled rounds and per effect of a process on a candidate: number of decided runs, of runs called throttled, of runs in which
+one of the equal candidates won, and of runs in which a candidate that is 5% faster won. Then one JSON line. Exit 1 if more than
+5% of the runs have a false win, or a run without a decision isn't called throttled.
 """
 
 import time

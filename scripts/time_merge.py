@@ -3,9 +3,9 @@
 
     python scripts/time_merge.py [--model qwen2.5-7b] [--out FILE.json]
 
-The old kernel merges 512 partials of a head at once, which spills; its tiled form takes 32 dimensions at a time. Both merge
-chunks of 256 keys, at most 512 of them. The recipe's kernel merges its own chunks. The old kernel is in kernels/findings.py and
-is compiled here. Prints a line per measurement, then one JSON line.
+The old kernel (kernels/findings.py) merges 512 partials of a head at once, which spills; its tiled form computes 32 dimensions at
+a time. Both merge at most 512 chunks of 256 keys. The recipe's kernel merges the recipe's chunks. Prints a line per measurement,
+then one JSON line.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ OLD_CHUNK = 256  # keys per partial of the old merge
 
 @dataclass(frozen=True)
 class Old:
-    """The old form: all SPLITS partials of BLOCK_D dimensions at once, whatever the occupancy."""
+    """The old form: all SPLITS partials of BLOCK_D dimensions at once, for any occupancy."""
 
     BLOCK_D: int
     SPLITS: ClassVar[int] = 512
@@ -41,7 +41,7 @@ class Old:
 
 
 class Merges(MergeCase):
-    """The old kernel over chunks of OLD_CHUNK keys, and today's over the recipe's."""
+    """The old kernel over chunks of OLD_CHUNK keys, and the current one over the recipe's chunks."""
 
     def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands, tokens: int) -> None:
         assert tokens + CLASS_ROWS[-1] <= OLD_CHUNK * Old.SPLITS

@@ -1,4 +1,4 @@
-"""Drafters that misbehave in every way that a caller of the decoder could meet (F3)."""
+"""Drafters that misbehave in every way that a user's drafter could (F3)."""
 
 import random
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def endless(*_: object) -> Any:
 
 
 def breaking(*_: object) -> Any:
-    """A draft that fails on its way."""
+    """A draft that fails in the middle."""
     yield 1
     raise OSError("torn")
 
@@ -71,7 +71,7 @@ ANSWERS = [
 
 
 class BadDrafter:
-    """A drafter that drafts [1, 2, ...] where it isn't told otherwise: a function by method or attribute."""
+    """A drafter that drafts [1, 2, ...], except for methods or attributes that are given as functions."""
 
     def __init__(self, **bad: Callable[..., Any]) -> None:
         self.bad = bad
@@ -119,7 +119,7 @@ class NoName:
 
 
 class Rubbish:
-    """A drafter that answers as another one does, and badly by lot: `share` of its answers. Never late."""
+    """A drafter that answers as another one, but a random `share` of its answers is bad. Never late."""
 
     def __init__(self, inner: Any, draw: random.Random, share: float) -> None:
         self.inner, self.draw, self.share = inner, draw, share

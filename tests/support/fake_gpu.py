@@ -1,4 +1,4 @@
-"""A GPU that isn't there: candidates with a true time, noise that drifts, and whatever a candidate may do wrong."""
+"""A simulated GPU: candidates with true times, drifting noise, and candidates' faults."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

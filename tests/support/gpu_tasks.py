@@ -1,4 +1,4 @@
-"""Tasks of a worker on the GPU whose behaviour is coded in their candidate's schedule, for the worker's tests."""
+"""Tasks of a GPU worker for its tests; the candidate's schedule encodes the behaviour."""
 
 import os
 import signal

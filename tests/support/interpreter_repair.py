@@ -1,4 +1,4 @@
-"""Faults of Triton's interpreter (3.6 to 3.9), mended for tests.
+"""Fixes faults of Triton's interpreter (3.6 to 3.9) for tests.
 
 bf16 lives there as 16-bit integers, and arithmetic runs on the integers; fp32 to bf16 truncates; fp32 to e4m3 neither rounds
 nor saturates; `tl.dot` is `np.matmul`, whose BLAS can give a row other bits at another position. A launch patches

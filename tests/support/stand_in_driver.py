@@ -1,4 +1,4 @@
-"""A driver that plays the GPU, so that `kernel[grid](...)` runs to the launcher on a machine without one."""
+"""A simulated GPU driver: `kernel[grid](...)` runs up to the launcher on a machine without a GPU."""
 
 import types
 from typing import Any

@@ -11,8 +11,8 @@
     textColumn("refused", "check"),
   ];
   const TITLES = {
-    knobs: "The changed knobs; the whole schedule where none changed", ratio: "New time over old, with its 95% interval",
-    refused: "Why --check refuses the row", drawn: "Old above, new below, on one scale; sorts by the new median", bits_words: "The numerics class of the output",
+    knobs: "The changed knobs, or the whole schedule if none changed", ratio: "New time over old, with its 95% interval",
+    refused: "Whether --check refuses the row", drawn: "Old above, new below, on one scale; sorts by the new median", bits_words: "The numerics class of the output",
   };
   const FILTERS = ["status", "kernel", "target", "became", "time", "bits", "evidence", "refused"].filter((name) => byId(name));
 
@@ -39,8 +39,8 @@
     return [low - margin, high + margin];
   };
 
-  // One distribution as a strip: quantiles are evenly spaced, so a narrow gap holds as many samples as a wide one and is
-  // shaded darker; the median is a line, its interval a bar.
+  // One distribution as a strip. Quantiles are evenly spaced: a narrow gap has as many samples as a wide one and is shaded
+  // darker. The median is a line, its interval a bar.
   const strip = (times, side, top, height, at) => {
     const q = times.quantiles;
     const gaps = q.slice(1).map((value, i) => [q[i], value]);

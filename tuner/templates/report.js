@@ -9,8 +9,8 @@
     numberColumn("compile_ms", "compile ms"),
   ];
   const TITLES = {
-    reason: "The first reason; an opened row has them all", rest: "Knobs that differ from their plain default; and the shape, where a kernel has several",
-    spill_bytes: "Bytes of spill stores and loads together", shared_bytes: "Bytes of shared memory a block",
+    reason: "The first reason; an opened row has all", rest: "Knobs that differ from their default, and the shape if the kernel has several",
+    spill_bytes: "Bytes of spill stores and loads together", shared_bytes: "Bytes of shared memory per block",
   };
 
   const variants = data.rows.map((row, index) => {
@@ -42,19 +42,19 @@
 
   const detail = (v) => {
     const left = element("div"), right = element("div");
-    const told = new Set();
+    const shownLines = new Set();
     const reasons = v.reasons.map(([code, detail, numbers]) => {
       const lines = linesOf(numbers);
-      lines.forEach((line) => told.add(line));
+      lines.forEach((line) => shownLines.add(line));
       const said = element("p", {}, element("span", { className: "code" }, code), ` ${data.shared[detail]}`);
       return element("div", {}, said, ...(lines.length ? [listing(lines)] : []));
     });
     if (reasons.length) left.append(block("Rejected because", ...reasons));
-    const lines = linesOf(v.lines).filter((line) => !told.has(line));
+    const lines = linesOf(v.lines).filter((line) => !shownLines.has(line));
     const source = "the TTGIR, the PTX and the ptxas log";
-    if (lines.length) left.append(block(`${told.size ? "Also in" : "Lines of"} ${source}`, listing(lines)));
+    if (lines.length) left.append(block(`${shownLines.size ? "Also in" : "Lines of"} ${source}`, listing(lines)));
     if (v.warnings.length) left.append(block("Warnings", listing(linesOf(v.warnings))));
-    left.append(block("In a terminal (with --out, where the report isn't in build/offline)",
+    left.append(block("In a terminal (with --out if the report isn't in build/offline)",
       element("pre", { className: "command" }, `tune-kernels show ${v.id}`)));
     right.append(block("Schedule", pairs(v.schedule)), block("Shape", pairs(v.shape)),
       block("Reached", pairs(["stage", "spill_store_bytes", "spill_load_bytes"].map((name) => [name, v[name]]))),

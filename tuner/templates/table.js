@@ -1,7 +1,6 @@
 "use strict";
-// A table of many rows: filter, sort, pages, open rows. All of it is a function of `state`, which the URL hash holds.
-// A page's own script, which follows this one, calls `startTable` with its rows. Text reaches the page through textContent
-// alone.
+// A table of many rows: filter, sort, pages, open rows. All of it is a function of `state`, which is in the URL hash.
+// The page's own script follows this one and calls `startTable` with its rows. Text is only set through textContent.
 
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
@@ -19,15 +18,15 @@ const block = (title, ...children) => element("section", {}, element("h3", {}, t
 const listing = (lines) => element("pre", {}, ...lines.map((line) => element("span", {}, line)));
 const pair = ([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, shown(value)));
 const pairs = (entries, className = "") => element("dl", { className }, ...entries.map(pair));
-// `TILE 64, chunk 256`, which may break between knobs but not inside one.
+// `TILE 64, chunk 256`, with line breaks between knobs but not inside one.
 const wholeKnobs = (said) =>
   said.split(", ").flatMap((knob, i) => [...(i ? [", "] : []), element("span", {}, knob)]);
 const textColumn = (key, label = key) => ({ key, label });
 const numberColumn = (key, label = key) => ({ key, label, number: true });
 
-// items: objects with `id`, `index` and a value a column; filters: the <select>s by id, each a column's or an item's key;
-// haystack: the text of an item that the search box searches, made when it is first needed; fill: puts a value in its cell
-// and returns true, or leaves it to the table; detail: the two columns of an opened row; nouns: one and many.
+// items: objects with `id`, `index` and a value per column; filters: ids of the <select>s, each a column's or an item's key;
+// haystack: an item's searched text, made on demand; fill: puts a value in its cell and returns true, or leaves it to the
+// table; detail: the two columns of an opened row; nouns: singular and plural.
 const startTable = ({ items, columns, filters, titles, groupStarts, haystack, fill, detail, nouns, link }) => {
   const PAGE_ROWS = 100;
   const columnOf = new Map(columns.map((column) => [column.key, column]));
