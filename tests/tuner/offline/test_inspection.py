@@ -65,7 +65,7 @@ def test_what_is_touched_before_the_wait_is_a_fault() -> None:
 def test_more_blocks_an_sm_than_fit_are_a_resource_limit() -> None:
     verdict = verdict_on(with_facts(shared_bytes=100_000), WANTED, replace(PLAIN, blocks_per_sm=3), B300)
     assert [r.code for r in verdict.reasons] == ["resource_limit"]
-    assert "shared memory lets 2" in verdict.reasons[0].detail
+    assert "shared memory allows 2" in verdict.reasons[0].detail
 
 
 def test_a_record_that_stopped_early_has_no_facts_and_is_rejected() -> None:
