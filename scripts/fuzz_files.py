@@ -164,7 +164,8 @@ def write_safetensors(value: object) -> bytes:
     table = value if isinstance(value, dict) else {}
     header = as_json(table.get("header"))
     tail = table.get("tail")
-    return struct.pack("<Q", len(header)) + header + (bytes.fromhex(tail) if isinstance(tail, str) and tail.isalnum() else b"")
+    hexadecimal = isinstance(tail, str) and re.fullmatch("([0-9a-f]{2})*", tail)
+    return struct.pack("<Q", len(header)) + header + (bytes.fromhex(str(tail)) if hexadecimal else b"")
 
 
 DIFF = ("diff", "--json")

@@ -1,7 +1,6 @@
 """Shared by all tests. Kernels run on a GPU where there is one, else in Triton's interpreter (TRITON_INTERPRET=1, set by
 run_tests.py: interpreting and compiling can't share a process)."""
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -19,12 +18,11 @@ def device() -> str:
         return "cuda"
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no GPU; the interpreter runs these tests with TRITON_INTERPRET=1")
-    path = Path(__file__).parent / "support" / "interpreter_repair.py"
-    spec = importlib.util.spec_from_file_location("interpreter_repair", path)
-    assert spec and spec.loader
-    repair = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(repair)
-    repair.install()
+    import interpreter_repair
+    import interpreter_speed
+
+    interpreter_repair.install()
+    interpreter_speed.install()
     return "cpu"
 
 

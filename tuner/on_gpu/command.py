@@ -12,6 +12,7 @@ from rich.console import Console
 from ...schedules import store
 from ...schedules.promoted import RANDOM_WEIGHTS
 from ...schedules.store import PromotedFile
+from ...shapes.errors import printable
 from ...shapes.model import load_model_shape
 from .. import pool
 from ..errors import SpaceError
@@ -64,6 +65,9 @@ def run(request: Request, *, as_json: bool = False, promote: bool = False, dry_r
     written = on_gpu.promote(outcome, request.schedules) if promote else None
     if as_json:
         click.echo(_summary(report, request, written))
+        if not outcome.complete:
+            missing = ", ".join(f"{d.kernel}: {d.outcome}" for d in report.decisions) or "no kernel"
+            click.echo(f"not every kernel has a schedule that passed the gate: {printable(missing)}", err=True)
     elif written:
         printing.line(f"promoted: {written}")
     return 0 if outcome.complete else 1

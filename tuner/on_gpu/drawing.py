@@ -22,7 +22,7 @@ def times(kernel: KernelReport) -> Drawing | None:
     drawing = Drawing(f"{kernel.kernel}: times of {len(shown)} candidates in us", ROW * len(shown) + AXIS + 4)
     values = [q for _, p in shown if p.times for q in p.times.quantiles_us]
     now = [p.times.quantiles_us[-1] for p in kernel.places if p.times and p.name == kernel.incumbent]
-    scale = scale_of(values, most=max(FAR * min(values), *now))
+    scale = scale_of(values, most=max([FAR * min(values), *now]))
     axis(drawing, scale, 0, ROW * len(shown) + 2, "us (dot: median with 95% interval; box: middle half)")
     for row, (index, place) in enumerate(shown):
         assert place.times

@@ -192,6 +192,31 @@ def test_text_from_outside_is_no_markup(recorded: Path, tmp_path: Path) -> None:
         assert "crash: [/b] in [/usr/lib/x] [red]" in done.output
 
 
+def test_an_incumbent_without_times(recorded: Path, tmp_path: Path) -> None:
+    """F21: its page ended in a traceback."""
+    path = recorded / "recording.json"
+    table = json.loads(path.read_text())
+    contest = table["contests"]["down"]
+    for batch in contest["batches"]:
+        batch["samples_us"].pop(contest["incumbent"], None)
+    path.write_text(json.dumps(table))
+    done = invoke("--on-gpu", "--replay", path, "--out", tmp_path / "out", "--schedules", tmp_path / "s", "--dry-run", "--json")
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["promotable"] == []
+
+
+def test_json_and_a_kernel_that_passed_no_gate(recorded: Path, tmp_path: Path) -> None:
+    """F21: exit code 1 came without a message."""
+    path = recorded / "recording.json"
+    table = json.loads(path.read_text())
+    table["gate"]["accepted"] = {}
+    path.write_text(json.dumps(table))
+    done = invoke("--on-gpu", "--replay", path, "--out", tmp_path / "out", "--schedules", tmp_path / "s", "--dry-run", "--json")
+    assert done.exit_code == 1, done.output
+    assert json.loads(done.stdout)["promotable"] == []
+    assert "not every kernel has a schedule that passed the gate: down: " in done.stderr
+
+
 def test_the_terminal_begins_with_the_decisions(tmp_path: Path) -> None:
     """F38: at 80 columns the summary was 521 lines, and nothing said which model was the full one."""
     runner = CliRunner(env={"COLUMNS": "80"})
