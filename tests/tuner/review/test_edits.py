@@ -84,7 +84,7 @@ def test_one_edited_field_is_refused(tmp_path: Path, place: Place) -> None:
 
 @pytest.mark.parametrize(("place", "value", "said"), [
     (("timing", "times", "median_us"), 1e-3, "outside its interval"),
-    (("evidence", "checks", "anything"), {"run": 1, "passed": 1}, "no kind of check"),
+    (("evidence", "checks", "anything"), {"run": 1, "passed": 1}, "unknown kind"),
     (("evidence", "checks", "rows", "passed"), 10**6, "as many passed as ran"),
     (("evidence", "checks", "rows", "run"), 0, "as many passed as ran"),
     (("artefact", "cubin_sha256"), "0" * 64, "row_digest"), (("toolchain", "triton"), "3.7.1", "row_digest"),
