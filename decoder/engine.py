@@ -21,6 +21,7 @@ from .errors import RequestError
 from .loading import Loaded, LoadOptions, load
 from .request.drafting import TIMEOUT_S, Drafting
 from .request.output import Output
+from .request.prefix import Prefix
 from .request.request import Prompt, Request, RequestOptions, Server, checked, prompt_ids
 from .request.rounds import autoregressive, speculative, speculative_speculative
 from .request.session import Session
@@ -43,6 +44,7 @@ class Decoder:
         self.drafter_timeout_s = drafter_timeout_s
         self.cache = self.model.new_cache(self.capacity)
         self._lease = Lease()
+        self._prefix = Prefix()
         self._late: list[Drafting] = []  # drafters that haven't answered an ended request yet
 
     @staticmethod
@@ -113,9 +115,11 @@ class Decoder:
         """Yields after the prompt and after every round."""
         drafter = self.drafter if request.mode != "ar" else None
         drafting = self._drafting(drafter, stats) if drafter is not None else None
+        prefix, self._prefix = self._prefix if request.chat else Prefix(), Prefix()  # dropped if the prompt's pass fails
+        session = Session(self.model, self.cache, request, output, stats, drafting.feature_layers if drafting else ())
         try:
-            session = Session(self.model, self.cache, request, output, stats, drafting.feature_layers if drafting else ())
-            features = session.prefill()
+            features = session.prefill(prefix)
+            self._prefix = prefix if request.chat else Prefix()
             yield
             if session.finished:
                 return
@@ -131,6 +135,7 @@ class Decoder:
                 stats.decode_s += seconds
                 yield
                 started = time.perf_counter()
+            session.leave(self._prefix)
         finally:
             if drafting is not None:
                 self._leave(drafting)

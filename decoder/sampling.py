@@ -27,11 +27,16 @@ def no_answer(whose: str = "model") -> NumericsError:
 
 @dataclass(frozen=True)
 class Chooser:
-    """temperature: 0 is argmax of the logits, the lowest id on ties, and ignores top_p and seed. seed: 0..2^64 - 1."""
+    """temperature: 0 is argmax of the logits, the lowest id on ties, and ignores the other values. seed: 0..2^64 - 1.
+
+    A token may be drawn if it is among the top_k most likely ones (0: any number), in the smallest set whose probability reaches
+    top_p, and at least min_p times as likely as the most likely one; each judged by the whole softmax at this temperature."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
 
     @property
     def greedy(self) -> bool:
@@ -48,12 +53,22 @@ class Chooser:
         if self.greedy:
             return logits
         scaled = logits.astype(np.float64) / self.temperature
-        if self.top_p < 1:
-            scaled = np.where(nucleus(scaled, self.top_p), scaled, -np.inf)
+        scaled = np.where(self._kept(scaled), scaled, -np.inf)
         key = np.array([self.seed, index], dtype=np.uint64)
         uniform = np.random.Generator(np.random.Philox(key=key)).random(logits.shape[0])
         with np.errstate(divide="ignore"):
             return scaled - np.log(-np.log(uniform))
+
+    def _kept(self, scaled: np.ndarray) -> np.ndarray:
+        """The tokens that may be drawn, as a mask [vocab_size]; the most likely one is always among them."""
+        kept = np.ones(scaled.shape[0], dtype=bool) if self.top_p == 1 else nucleus(scaled, self.top_p)
+        if 0 < self.top_k < scaled.shape[0]:
+            best = np.zeros_like(kept)
+            best[most_likely(scaled, self.top_k)] = True
+            kept &= best
+        if self.min_p > 0:
+            kept &= scaled >= scaled.max() + np.log(self.min_p)
+        return kept
 
     def choose(self, logits: np.ndarray, index: int) -> int:
         """The token at sequence index `index`, the lowest id on ties. Raises NumericsError as `scores`."""

@@ -17,6 +17,8 @@ class Stats:
     neither. emitted: tokens of rounds; the first token of a request comes from the prompt's pass. drafter_faults: missing, late
     or wrong answers of the drafter, and on the device drafts beside which the target had no answer; `warnings` names the first.
 
+    reused_tokens: of the prompt, those whose keys a chat's turn before left in the cache.
+
     Times in seconds. overlap_s: drafter and target both run; sync_s: the target waits for the drafter's branches; host_s: work of
     Python in rounds on the device, without waiting; capture_s: capture of graphs before the first round, in neither prefill_s nor
     decode_s. round_s: one entry per round.
@@ -24,6 +26,7 @@ class Stats:
 
     mode: str = "ar"
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -28,6 +28,8 @@ class Values(Loading):
     stop: tuple[str, ...]
     temperature: float
     top_p: float
+    top_k: int
+    min_p: float
     seed: int | None
     raw: bool
     compare: bool
@@ -44,6 +46,8 @@ class Values(Loading):
 @click.option("--stop", multiple=True, help="Stop string; may be repeated.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-p", default=1.0, show_default=True)
+@click.option("--top-k", default=0, show_default=True, help="Most likely tokens that may be drawn; 0 for all.")
+@click.option("--min-p", default=0.0, show_default=True, help="Least probability of a drawn token over the largest one.")
 @click.option("--seed", type=int, default=None, help="Seed of the draws.  [default: random]")
 @click.option("--raw", is_flag=True, help="Continue the text, without the chat template.")
 @click.option("--compare", is_flag=True, help="Run AR, SD and SSD and compare their tokens.")
@@ -54,7 +58,8 @@ def generate(**values: Unpack[Values]) -> None:
     decoder, mode = load_decoder(values), values["mode"]
     options: RequestOptions = {
         "max_new_tokens": values["max_new_tokens"], "draft_length": values["draft_length"], "branches": values["branches"],
-        "stop": values["stop"], "temperature": values["temperature"], "top_p": values["top_p"], "seed": values["seed"]}
+        "stop": values["stop"], "temperature": values["temperature"], "top_p": values["top_p"],
+        "top_k": values["top_k"], "min_p": values["min_p"], "seed": values["seed"]}
     prompt = prompt_of(decoder, values["prompt"], values["raw"])
     if values["compare"]:
         compare(decoder, prompt, options, values["as_json"])

@@ -26,8 +26,8 @@ class RequestOptions(TypedDict, total=False):
 
     max_new_tokens (128). draft_length (4): K. branches (4): outcomes that SSD prepares for. stop: strings that end the request
     and aren't part of the text. stop_token_ids: ids that end the request and are part of its ids. ignore_eos (False). temperature
-    (0): 0 is greedy. top_p (1). seed (random): 0..2^64 - 1. logprobs (None): alternatives per token; None for no
-    log-probabilities.
+    (0): 0 is greedy. top_k (0), top_p (1), min_p (0): see sampling.Chooser. seed (random): 0..2^64 - 1. logprobs (None):
+    alternatives per token; None for no log-probabilities.
     """
 
     max_new_tokens: int
@@ -38,6 +38,8 @@ class RequestOptions(TypedDict, total=False):
     ignore_eos: bool
     temperature: float
     top_p: float
+    top_k: int
+    min_p: float
     seed: int | None
     logprobs: int | None
 
@@ -56,9 +58,11 @@ class Server:
 
 @dataclass(frozen=True)
 class Request:
-    """A checked request. logprobs: alternatives per token; None for no log-probabilities."""
+    """A checked request. logprobs: alternatives per token; None for no log-probabilities. chat: whether the prompt was messages;
+    a chat's turn reuses the keys of the turn before."""
 
     prompt: list[int]
+    chat: bool
     mode: str
     rules: EndRules
     draft_length: int
@@ -78,6 +82,7 @@ def checked(server: Server, prompt: Prompt, mode: str | None, options: RequestOp
     if unknown:
         raise RequestError(f"unknown option {unknown[0]}", expected=f"one of {', '.join(RequestOptions.__annotations__)}")
     ids = prompt_ids(server, prompt)
+    chat = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
     chosen = _mode(server, mode)
     limit = whole("max_new_tokens", options.get("max_new_tokens", 128), 1, MOST_TOKENS)
     _check_room(server, len(ids), limit)
@@ -86,7 +91,7 @@ def checked(server: Server, prompt: Prompt, mode: str | None, options: RequestOp
     logprobs = options.get("logprobs")
     if logprobs is not None:
         logprobs = whole("logprobs", logprobs, 0, server.model.shape.vocab_size, ", or None for no log-probabilities")
-    return Request(ids, chosen, _end_rules(server, options, limit), draft_length, branches, _chooser(options), logprobs)
+    return Request(ids, chat, chosen, _end_rules(server, options, limit), draft_length, branches, _chooser(options), logprobs)
 
 
 def prompt_ids(server: Server, prompt: object) -> list[int]:
@@ -163,9 +168,13 @@ def _chooser(options: RequestOptions) -> Chooser:
     top_p = number("top_p", options.get("top_p", 1.0), "above 0 and at most 1")
     if not 0 < top_p <= 1:
         raise RequestError(f"top_p is {top_p}", expected="above 0 and at most 1")
+    min_p = number("min_p", options.get("min_p", 0.0), "0 to 1")
+    if not 0 <= min_p <= 1:
+        raise RequestError(f"min_p is {min_p}", expected="0 to 1")
+    top_k = whole("top_k", options.get("top_k", 0), 0, MOST_TOKENS, "; 0 for no limit")
     seed = options.get("seed")
     if seed is None:
-        return Chooser(temperature, top_p, int.from_bytes(os.urandom(8), "little"))
+        seed = int.from_bytes(os.urandom(8), "little")
     if as_whole(seed) is None or not 0 <= seed < SEEDS:
         raise RequestError(f"seed is {shown(seed)}", expected="a whole number from 0 to 2^64 - 1")
-    return Chooser(temperature, top_p, int(seed))
+    return Chooser(temperature, top_p, int(seed), top_k, min_p)

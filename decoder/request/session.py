@@ -16,6 +16,7 @@ from ..rows import Appended, Cache
 from ..sampling import log_softmax, most_likely, no_answer
 from ..stats import Stats
 from .output import Alternative, Output, TokenLogprob
+from .prefix import Prefix
 from .request import Request
 
 
@@ -41,22 +42,27 @@ class Session:
         """Tokens worth drafting, at most `length`: the recovery token takes one of the remaining tokens."""
         return max(min(length, self.remaining - 1), 0)
 
-    def prefill(self) -> torch.Tensor | None:
-        """Feeds the prompt and emits the first token. Returns the features of the prompt's rows [rows, n_layers * hidden_size],
-        None without `layers`."""
+    def prefill(self, prefix: Prefix) -> torch.Tensor | None:
+        """Feeds the prompt, but for the tokens of `prefix` that begin it, and emits the first token. Returns the features of the
+        prompt's rows [rows, n_layers * hidden_size], None without `layers`."""
         started = time.perf_counter()
         self.cache.clear()
-        kept: list[torch.Tensor] = []
-        for start in range(0, len(self.tokens), self.model.prefill_rows):
+        self.cache.cursor = self.stats.reused_tokens = prefix.keep(self.tokens, self.layers)
+        for start in range(self.cache.cursor, len(self.tokens), self.model.prefill_rows):
             part = self.tokens[start:start + self.model.prefill_rows]
             hidden = self.model.prefill(part, Appended(self.cache, len(part)), self.layers)
-            if hidden.features is not None:
-                kept.append(hidden.features)
+            prefix.add(part, hidden.features)
         chosen, entries = self._choose(Hidden(hidden.final[-1:]), [])
         self.push(chosen, entries)
         self.stats.prompt_tokens = self.cache.cursor
         self.stats.prefill_s = time.perf_counter() - started
-        return torch.cat(kept) if kept else None
+        return torch.cat(prefix.features) if prefix.features else None
+
+    def leave(self, prefix: Prefix) -> None:
+        """The request has ended. Where decoding and prefill are one path, its tokens are a prefix of the next turn, too; not with
+        a drafter that reads features, which decoding keeps for the round alone."""
+        if self.model.prefill_is_decode and not self.layers and prefix.tokens:
+            prefix.tokens = self.tokens[:min(self.cache.cursor, len(self.tokens) - 1)]
 
     def verify(self, draft: list[int]) -> Outcome:
         """One pass over the pending token and the draft. The cache keeps the right tokens alone.

@@ -1,6 +1,7 @@
 """Ends, stop strings, streaming, sampling and log-probabilities."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,8 @@ def test_a_stream_may_be_left_early(decoder: Decoder) -> None:
     assert decoder.generate("left", "ssd", max_new_tokens=30, ignore_eos=True).token_ids == expected.token_ids
 
 
-@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 3.0}])
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 3.0},
+                                     {"temperature": 2.0, "top_k": 5, "min_p": 0.02}])
 def test_seeded_sampling_is_the_same_in_every_mode(decoder: Decoder, options: dict[str, float]) -> None:
     """The same draw at each index, whoever drafted: ids and log-probabilities are equal; another seed gives others."""
     runs = [decoder.generate("sample", mode, max_new_tokens=40, ignore_eos=True, seed=7, logprobs=2, **options)
@@ -113,6 +115,19 @@ def test_draws_follow_the_distribution() -> None:
     allowed = nucleus(logits.astype(np.float64) / 0.8, 0.6)
     assert {narrow.choose(logits, i) for i in range(2000)} == set(np.flatnonzero(allowed).tolist())
     assert 0.6 <= p[allowed].sum() < 1
+
+
+@pytest.mark.parametrize(("limits", "allowed"), [
+    ({"top_k": 1}, {0}), ({"top_k": 3}, {0, 1, 7}), ({"top_k": 8}, set(range(8))), ({"top_k": 99}, set(range(8))),
+    ({"min_p": 1.0}, {0}), ({"min_p": 0.2}, {0, 1, 2, 7}), ({"top_k": 3, "min_p": 0.5}, {0, 7}),
+    ({"top_k": 2, "top_p": 0.9}, {0, 7}), ({"top_p": 0.01}, {0}),
+])
+def test_limits_of_a_draw(limits: dict[str, Any], allowed: set[int]) -> None:
+    """Each limit judges the whole softmax; a token is drawn if all of them keep it. Equal logits: the lower id first."""
+    logits = np.array([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, 1.5], dtype=np.float32)
+    chooser = Chooser(temperature=1.0, seed=5, **limits)
+    assert {chooser.choose(logits, i) for i in range(4000)} == allowed
+    assert {Chooser(1.0, top_k=2).choose(np.zeros(4, dtype=np.float32), i) for i in range(100)} == {0, 1}
 
 
 def test_speculative_draws_follow_the_distribution() -> None:
