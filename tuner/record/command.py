@@ -15,18 +15,20 @@ from ..inspect.show import Inspection, as_json, as_text, ordered, print_text
 from ..offline.record import write_text
 from ..on_gpu.worker.gpu_state import cuda_device
 from .judge import judged
+from .kernel_file import KernelFiles, kernel_files
 from .program import CACHE, EVENTS, Plan, run_program
 from .recording import SCHEMA, Recording, read_events
 
-RECORDING, INSPECTION = "recording.json", "inspection.json"  # in the folder of a recording
+RECORDING, INSPECTION, KERNELS = "recording.json", "inspection.json", "kernels"  # in the folder of a recording
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording and its judgement, kernel by kernel in the order of the table."""
+    """A recording, its judgement, kernel by kernel in the order of the table, and the files that `--offline --kernel` takes."""
 
     recording: Recording
     inspection: Inspection
+    files: KernelFiles
 
     @property
     def code(self) -> int:
@@ -53,13 +55,14 @@ class Recorded:
             after.setdefault(names[kernel], places)
         lines += [f"may depend on data: {name} is launched after a kernel's output was read back at {', '.join(places)}"
                   for name, places in after.items()]
+        lines += [f"in no kernel file: {name}: {reason}" for name, reason in self.files.left_out.items()]
         if recording.code != 0:
             lines.append(f"the program ended with exit code {recording.code}; its launches until then are recorded")
         return lines
 
 
 def record(plan: Plan, demands: Demands, quiet: bool = False) -> Recorded:
-    """Runs the program, judges, and writes recording.json and inspection.json into the folder.
+    """Runs the program, judges, and writes recording.json, inspection.json and the kernel files into the folder.
 
     Raises:
         RecordError: no such program, it launched nothing, or it made no Python process that the recorder could enter.
@@ -71,9 +74,18 @@ def record(plan: Plan, demands: Demands, quiet: bool = False) -> Recorded:
         raise _nothing(recording)
     recording, judgements = judged(recording, plan.out / CACHE, demands)
     inspection = Inspection(ordered(list(judgements.values())))
-    write_text(plan.out / RECORDING, json.dumps({"schema": SCHEMA, **dataclasses.asdict(recording)}, indent=1) + "\n")
+    write_text(plan.out / RECORDING, as_text_file(recording))
     write_text(plan.out / INSPECTION, as_json(inspection))
-    return Recorded(recording, inspection)
+    files = kernel_files(recording)
+    for name, text in files.texts.items():
+        write_text(plan.out / KERNELS / name, text)
+    return Recorded(recording, inspection, files)
+
+
+def as_text_file(recording: Recording) -> str:
+    """recording.json. after_reads: by kernel, the places at which outputs were read back before its first launch."""
+    return json.dumps({"schema": SCHEMA, **dataclasses.asdict(recording), "after_reads": recording.launched_after_reads()},
+                      indent=1) + "\n"
 
 
 def _nothing(recording: Recording) -> RecordError:
@@ -102,6 +114,7 @@ def run(command: tuple[str, ...], target: str | None, out: Path, max_configs: in
     recorded = record(plan, demands, quiet=as_json_line)
     if as_json_line:
         click.echo(json.dumps({"recording": str(out / RECORDING), "inspection": str(out / INSPECTION), "cache": str(out / CACHE),
+                               "kernel_files": [str(out / KERNELS / name) for name in recorded.files.texts],
                                "program_exit_code": recorded.recording.code, "kernels": len(recorded.recording.kernels),
                                "rejected": [one.name for one in recorded.inspection.kernels if one.reasons],
                                "failed": [f"{one.module}:{one.function}" for one in recorded.recording.failures],
@@ -115,6 +128,8 @@ def run(command: tuple[str, ...], target: str | None, out: Path, max_configs: in
     for line in recorded.lines:
         click.echo(line)
     click.echo(f"wrote {out / RECORDING} and {out / INSPECTION}; the compiled code is in {out / CACHE}")
+    for name in recorded.files.texts:
+        click.echo(f"sweep it: tune-kernels --offline --kernel {out / KERNELS / name}{f' --target {target}' if target else ''}")
     return recorded.code
 
 

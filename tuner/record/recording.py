@@ -13,9 +13,13 @@ MOST_LINE_BYTES = 1 << 24  # of one event
 
 @dataclass(frozen=True)
 class RecordedKernel:
-    """One compiled specialisation. function: qualified name in its module; file, line: of its source; signature: argument and
-    Triton's type, in order; constants: path to an argument, [3] or [2, 0] inside a tuple, and its value; divisible: indices of
-    the arguments that divide by 16; outputs: arguments that its code writes to, None where its PTX can't be read."""
+    """One compiled specialisation.
+
+    function: qualified name in its module; file, line: of its source. tuned, heuristics: arguments that an autotuner or
+    heuristics set; reached: the module's variable of that name is the function, or it under these two. signature: argument and
+    Triton's type, in order. constants: path to an argument, [3] or [2, 0] inside a tuple, and its value. divisible: indices of
+    the arguments that divide by 16. outputs: arguments that its code writes to, None where its PTX can't be read.
+    """
 
     hash: str
     name: str
@@ -23,6 +27,9 @@ class RecordedKernel:
     module: str
     file: str
     line: Count
+    tuned: tuple[str, ...]
+    heuristics: tuple[str, ...]
+    reached: bool
     options: Mapping[str, object]
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[tuple[Count, ...], object], ...]

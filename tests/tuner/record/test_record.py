@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tune_kernels.kernels.loading import kernels_in, source_of
+from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.tuner.cli import cli
 
 pytest.importorskip("triton")
@@ -193,3 +195,25 @@ def test_another_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
     record(tmp_path, "print(1)")
     assert "the other one" in capfd.readouterr().out
+
+
+def test_its_launches_are_a_kernel_file(tmp_path: Path) -> None:
+    """With the program's sizes and compiled-in values; an autotuned function brings its configs. Each launch is legal and finds
+    the specialisation that was recorded."""
+    done = record(tmp_path, KERNELS + "if __name__ == '__main__':\n" + textwrap.indent(PROGRAM.removeprefix(KERNELS), "    "))
+    assert done.exit_code == 0, done.output
+    [path] = (tmp_path / "out" / "kernels").iterdir()
+    assert path.name == "script_kernels.py"
+    kernels = kernels_in(source_of(str(path)))
+    assert list(kernels) == ["add_0", "scale_1", "product_2"]
+    assert kernels["add_0"].knobs == [{"BLOCK": 256, "num_warps": 4, "num_stages": 3}] and len(kernels["product_2"].schedules) == 4
+    recorded = {(one["function"], repr(sorted(map(tuple, one["signature"])))) for one in recording(tmp_path)["kernels"]}
+    numerics = load_recipe("fp8-v1").numerics
+    for kernel in kernels.values():
+        [shape] = kernel.own_shapes
+        for schedule in kernel.schedules:
+            assert kernel.operation.contract(shape, schedule) is None
+            launch = kernel.operation.launch(shape, schedule, numerics)
+            assert (kernel.jitted.fn.__name__, repr(sorted(launch.signature.items()))) in recorded
+    add = kernels["add_0"]
+    assert add.operation.grid and add.operation.grid(add.own_shapes[0], add.schedules[0]) == (4,)

@@ -1,6 +1,7 @@
 """Functions, arguments and constants as JSON."""
 
 import math
+import sys
 from typing import Any
 
 MOST_TEXT = 200  # characters of a value that JSON has no kind for
@@ -13,6 +14,21 @@ def function(jitted: Any) -> dict[str, object]:
         inner = inner.fn
     return {"function": inner.__qualname__, "module": inner.__module__, "file": inner.__code__.co_filename,
             "line": inner.__code__.co_firstlineno}
+
+
+def layers(jitted: Any) -> dict[str, object]:
+    """How a module's variable of the function's name leads to it. tuned, heuristics: names that an autotuner's configs and
+    heuristics set; reached: whether that variable is the function, or it under nothing but these two."""
+    found: Any = getattr(sys.modules.get(jitted.fn.__module__), jitted.fn.__name__, None)
+    tuned: list[str] = []
+    heuristics: list[str] = []
+    while type(found).__name__ in ("Autotuner", "Heuristics"):
+        if type(found).__name__ == "Autotuner":
+            tuned += [name for config in found.configs for name in config.kwargs if name not in tuned]
+        else:
+            heuristics += list(found.values)
+        found = found.fn
+    return {"tuned": tuned, "heuristics": heuristics, "reached": found is jitted}
 
 
 def argument(value: Any) -> object:

@@ -4,7 +4,7 @@ import multiprocessing.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .describe import argument, constant, function
+from .describe import argument, constant, function, layers
 from .events import Events
 
 MOST_LAUNCHES = 20_000  # distinct ones that are described per process; the last stands for all further ones
@@ -27,8 +27,8 @@ class Recorder:
         metadata = kernel.metadata
         options = {name: value for name in ("num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl", "enable_fp_fusion",
                                             "cluster_dims") if (value := getattr(metadata, name, None)) is not None}
-        self.events.write("kernel", hash=kernel.hash, name=kernel.name, **function(source.fn), options=options,
-                          signature=[[name, str(kind)] for name, kind in source.signature.items()],
+        self.events.write("kernel", hash=kernel.hash, name=kernel.name, options=options, **function(source.fn),
+                          **layers(source.fn), signature=[[name, str(kind)] for name, kind in source.signature.items()],
                           constants=[[list(path), constant(value)] for path, value in _constants(source)],
                           divisible=sorted(path[0] for path, attributes in _attributes(source)
                                            if any(a[0] == "tt.divisibility" for a in attributes)))
