@@ -37,7 +37,7 @@ NAMED = ("triton", "torch", "python", "max_configs")  # fields of the record tha
 TEXT = """# Kernels that nobody here wrote
 
 {kernels} kernels of {packages}, compiled for {targets} on a machine
-without a GPU. The packages' own functions were called on CPU tensors under [`tune-kernels record`](your-own-kernel.md), with no
+without a GPU. The packages' own functions were called on CPU tensors under [`tune-kernels record`](record.md), with no
 change to a package, and the code was read by the rules of `inspect`.
 
 Triton {triton}, torch {torch}, Python {python}. Each call ran in a process of its own. Of an autotuned kernel the first
@@ -88,7 +88,7 @@ def recorded(package: str, pinned: str, target: str, chunk: int) -> Path | None:
                "FLAGGEMS_CACHE_DIR": str(HERE / "generated" / f"{target}-{chunk}")}
         program = [sys.executable, str(CALLS.with_name("foreign_program.py")), package, str(outcomes),
                    str(chunk * AT_ONCE), str((chunk + 1) * AT_ONCE)]
-        command = ["nice", "-n", "5", sys.executable, "-m", "tune_kernels.tuner", "record", "--target", target, "--out", str(out),
+        command = ["nice", "-n", "1", sys.executable, "-m", "tune_kernels.tuner", "record", "--target", target, "--out", str(out),
                    "--max-configs", str(MAX_CONFIGS), "--json", "--", *program]
         done = subprocess.run(command, env=env, stdout=subprocess.DEVNULL)
         print(f"{package} {target}, calls {chunk * AT_ONCE + 1} on: exit code {done.returncode}", file=sys.stderr, flush=True)
@@ -230,8 +230,9 @@ def _verdict(target: Record | None) -> str:
 
 def _refused(record: Record) -> list[str]:
     """The calls that raised an error, and what kernels could not be compiled for."""
-    lines = ["## Refused", "", "Calls that raised an error under the played GPU, with its first line: a package's own refusal, the",
-             "compiler's error, an operation that torch has for CUDA alone, or an argument that the call here gets wrong.", "",
+    lines = ["## Refused", "",
+             "Calls that raised an error under the played GPU, with its first line: a package's own refusal, the",
+             "compiler's error, an operation that torch has for CUDA alone, or an argument that our call gets wrong.", "",
              "| package | call | targets | error |", "|---|---|---|---|"]
     for one in record["refused"]:
         by_error: dict[str, list[str]] = defaultdict(list)

@@ -93,7 +93,7 @@ def _described(kernel: RecordedKernel, launch: Launch) -> tuple[_Described, dict
         else:
             raise _LeftOut(f"{name} is {'a tuple' if isinstance(value, list) else type(value).__name__}")
     if kernel.tuned:  # its configs are the knobs, and the grid depends on them
-        return _Described(kernel.function, arguments, None), shape
+        return _Described(kernel.function, arguments | knobs, None), shape
     knobs |= {name: repr(value) for name in OPTIONS if (value := kernel.options.get(name)) is not None
               and value != USUAL.get(name)}
     grid = 3 if launch.grid[2] > 1 else 2 if launch.grid[1] > 1 else 1

@@ -12,6 +12,9 @@ from click.testing import CliRunner, Result
 from tune_kernels.kernels.loading import kernels_in, source_of
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.tuner.cli import cli
+from tune_kernels.tuner.inspect.judge import Demands
+from tune_kernels.tuner.record.command import record as record_program
+from tune_kernels.tuner.record.program import Plan
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -206,7 +209,8 @@ def test_its_launches_are_a_kernel_file(tmp_path: Path) -> None:
     assert path.name == "script_kernels.py"
     kernels = kernels_in(source_of(str(path)))
     assert list(kernels) == ["add_0", "scale_1", "product_2"]
-    assert kernels["add_0"].knobs == [{"BLOCK": 256, "num_warps": 4, "num_stages": 3}] and len(kernels["product_2"].schedules) == 4
+    assert kernels["add_0"].knobs == [{"BLOCK": 256, "num_warps": 4, "num_stages": 3}]
+    assert len(kernels["product_2"].schedules) == 4
     recorded = {(one["function"], repr(sorted(map(tuple, one["signature"])))) for one in recording(tmp_path)["kernels"]}
     numerics = load_recipe("fp8-v1").numerics
     for kernel in kernels.values():
@@ -214,6 +218,27 @@ def test_its_launches_are_a_kernel_file(tmp_path: Path) -> None:
         for schedule in kernel.schedules:
             assert kernel.operation.contract(shape, schedule) is None
             launch = kernel.operation.launch(shape, schedule, numerics)
-            assert (kernel.jitted.fn.__name__, repr(sorted(launch.signature.items()))) in recorded
+            assert (kernel.jitted.fn.__name__, repr(sorted(launch.signature().items()))) in recorded
     add = kernels["add_0"]
     assert add.operation.grid and add.operation.grid(add.own_shapes[0], add.schedules[0]) == (4,)
+
+
+def test_launches_on_the_real_gpu_are_recorded_and_done(tmp_path: Path) -> None:
+    """Here the "real" driver is one that counts. Nothing of torch is touched."""
+    support = Path(__file__).parents[2] / "support"
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(support)!r})\n" + KERNELS + """
+from stand_in_driver import Driver
+from triton.runtime import driver
+driver.set_active(Driver(90))
+assert not torch.cuda.is_available()
+x = torch.ones(64)
+assert x.device.type == "cpu"
+for _ in range(3):
+    add[(1,)](x, x, x, 64, BLOCK=64)
+assert driver.active.launched == ["add"] * 3
+""")
+    done = record_program(Plan((sys.executable, str(script)), tmp_path / "out", None, 10), Demands())
+    assert done.recording.code == 0 and done.recording.target is None
+    [launch] = done.recording.launches
+    assert launch.count == 3 and done.inspection.kernels[0].arch == "sm_90"
