@@ -5,7 +5,8 @@
 
 One program. The state of a round (kernels/layout.py) is int32. `row_tokens` [ROWS] holds the verified tokens: the pending token
 and the draft. The kernel writes the new pending token to row 0 and advances the cursor, unless the request is finished. Each
-round writes a record, which the host reads later: [emitted, accepted, finished, tokens...].
+round writes a record, which the host reads later: [emitted, accepted, finished, tokens...], and appends its tokens to the history,
+which n-gram look-up reads (kernels/ngram.py).
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
 
 
 @triton.jit(do_not_specialize=["ring", "draft_length"])
-def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end_ptr, record_ptr, ring, draft_length,
+def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end_ptr, record_ptr, history_ptr, ring, draft_length,
                   ROWS: tl.constexpr, STARTS: tl.constexpr, STRIDE: tl.constexpr, ENDS: tl.constexpr, RECORD: tl.constexpr,
                   HEADER: tl.constexpr, LENGTH: tl.constexpr, TIP: tl.constexpr, LEFT: tl.constexpr, ROUND: tl.constexpr,
                   FINISHED: tl.constexpr, PDL: tl.constexpr):
     """record_ptr [ring, RECORD]. draft_length: at most ROWS - 1. pair_ptr [2]: the last two tokens of the sequence, for a drafter
-    that takes both."""
+    that takes both. history_ptr [tokens]: the sequence, the pending token included."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -73,6 +74,7 @@ def accept_kernel(winner_ptr, row_token_ptr, pair_ptr, state_ptr, start_ptr, end
         tl.store(state_ptr + LENGTH, after)
         tl.store(state_ptr + TIP, accepted)
         tl.store(state_ptr + LEFT, left - emitted)
+        tl.store(history_ptr + length + 1 + i, winner, mask=i <= accepted)
     tl.store(state_ptr + ROUND, number + 1)
     tl.store(state_ptr + FINISHED, ended.to(tl.int32))
     record = record_ptr + (number % ring) * RECORD
@@ -102,7 +104,7 @@ def draft_token_kernel(token_ptr, row_token_ptr, reference_ptr, accepted_ptr, st
 
 def accept_launch(shape: AcceptShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """The artefact, the same for every draft length."""
-    pointers = ("winner_ptr", "row_token_ptr", "pair_ptr", "state_ptr", "start_ptr", "end_ptr", "record_ptr")
+    pointers = ("winner_ptr", "row_token_ptr", "pair_ptr", "state_ptr", "start_ptr", "end_ptr", "record_ptr", "history_ptr")
     constants: dict[str, Constant] = {
         "ROWS": shape.rows, "STARTS": STARTS, "STRIDE": STRIDE, "ENDS": ENDS, "RECORD": RECORD, "HEADER": HEADER,
         "LENGTH": LENGTH, "TIP": TIP, "LEFT": LEFT, "ROUND": ROUND, "FINISHED": FINISHED, "PDL": schedule.pdl}
@@ -134,12 +136,13 @@ class Round(Protocol):
     ends: "torch.Tensor"
 
 
-def accept(winners: "torch.Tensor", now: Round, records: "torch.Tensor", *, draft_length: int, schedule: FixedSchedule,
-           numerics: Numerics) -> None:
-    """Writes the verdict on a draft to `now` and `records`.
+def accept(winners: "torch.Tensor", now: Round, records: "torch.Tensor", history: "torch.Tensor", *, draft_length: int,
+           schedule: FixedSchedule, numerics: Numerics) -> None:
+    """Writes the verdict on a draft to `now` and `records`, and the tokens to `history`.
 
     Args:
         winners: [>= draft_length + 1] int32. records: [ring, RECORD] int32.
+        history: int32, for the tokens in the cache, the pending one and ROWS more.
         draft_length: number of draft tokens, 0 to ROWS - 1.
 
     Raises:
@@ -157,6 +160,7 @@ def accept(winners: "torch.Tensor", now: Round, records: "torch.Tensor", *, draf
         "start_ptr": Operand(now.starts, (STARTS * STRIDE,)),
         "end_ptr": Operand(now.ends, (ENDS,)),
         "record_ptr": Operand(records, (AtLeast(1), RECORD)),
+        "history_ptr": Operand(history, (AtLeast(ROWS + 1),)),
     }))
 
 

@@ -23,6 +23,7 @@ from ..shapes.model import (
     DraftTokenShape,
     KernelShape,
     LinearShape,
+    LookupShape,
     ModelShape,
     NormShape,
     QuantiseShape,
@@ -31,8 +32,8 @@ from ..shapes.model import (
     RopeShape,
     RowShape,
 )
-from . import accept, activation, attention, branch_selection, certified_head, lm_head, merge, norm, prefill, rope
-from .layout import ROWS
+from . import accept, activation, attention, branch_selection, certified_head, lm_head, merge, ngram, norm, prefill, rope
+from .layout import LONGEST, ROWS
 from .operation import AnyOperation
 
 Schedules = Mapping[str, Collection[Schedule]]  # legal schedules by tunable kernel
@@ -210,6 +211,12 @@ def draft_token_shapes(near: Neighbours) -> Iterable[KernelShape]:
         yield from (DraftTokenShape(scripted) for scripted in (False, True))
 
 
+def ngram_shapes(near: Neighbours) -> Iterable[KernelShape]:
+    """Before a target's pass."""
+    if near.has("lm_head") and not near.drafter:
+        yield LookupShape(LONGEST)
+
+
 FIXED: dict[str, FixedKernel] = {
     "norm": FixedKernel(norm.OPERATION, FixedSchedule(num_warps=32, pdl=True), norm_shapes),
     "draft_norm": FixedKernel(norm.DRAFT, FixedSchedule(num_warps=32, pdl=True), draft_norm_shapes),
@@ -227,5 +234,6 @@ FIXED: dict[str, FixedKernel] = {
     "head_rescore": FixedKernel(certified_head.RESCORE, certified_head.RESCORE_SCHEDULE, rescore_shapes),
     "accept": FixedKernel(accept.ACCEPT, FixedSchedule(num_warps=1, pdl=True), accept_shapes),
     "draft_token": FixedKernel(accept.DRAFT_TOKEN, FixedSchedule(num_warps=1, pdl=True), draft_token_shapes),
+    "ngram": FixedKernel(ngram.OPERATION, ngram.SCHEDULE, ngram_shapes),
     "select_branch": FixedKernel(branch_selection.OPERATION, FixedSchedule(num_warps=1, pdl=True), draft_token_shapes),
 }

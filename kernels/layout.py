@@ -22,9 +22,11 @@ STRIDE = 4  # int32 values between entries of `starts`: each is aligned to 16 by
 STARTS = 32  # start lengths of a drafter's passes: LENGTH before the round, then LENGTH - 1, LENGTH, LENGTH + 1, ...
 PAIR = 4  # allocated size for the last two tokens of the sequence
 ENDS = 32  # maximum of end-of-sequence ids per request
-RECORD = 32  # int32 values per round's record
+RECORD = 64  # int32 values per round's record
 HEADER = 3  # first values of a record: emitted, accepted, finished
 HIT = RECORD - 1  # index in a record: 1 if a prepared branch serves the next round, else 0
+
+LONGEST = 3  # maximum of tokens in the key of an n-gram look-up; longer keys match less often and guess hardly better
 
 # Rows of the table of prepared branches, which has a column per branch.
 COUNT, TOKEN, MADE, DRAFT = 0, 1, 2, 3

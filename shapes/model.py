@@ -170,9 +170,16 @@ class DraftTokenShape:
     scripted: bool
 
 
+@dataclass(frozen=True)
+class LookupShape:
+    """An n-gram look-up: the longest key, in tokens."""
+
+    longest: int
+
+
 KernelShape = (LinearShape | HeadShape | CertifiedHeadShape | RescoreShape | AttentionShape | PersistentAttentionShape
                | MergeShape | NormShape | RopeShape | DraftNormShape | RowShape | QuantiseShape | ReduceShape | AcceptShape
-               | DraftTokenShape | OwnShape)
+               | DraftTokenShape | LookupShape | OwnShape)
 
 
 @dataclass(frozen=True)

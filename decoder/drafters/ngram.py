@@ -1,19 +1,19 @@
 """n-gram look-up (prompt lookup decoding, Saxena 2023): the draft is the continuation of the last occurrence of the same tokens.
 
 There is no model and no cache. The longest ending of the sequence, of at most LONGEST tokens, that occurred before gives the
-draft. A text without repetition gives a shorter draft, or none.
+draft. A text without repetition gives a shorter draft, or none. kernels/ngram.py is the same rule on a GPU.
 """
 
 from typing import TYPE_CHECKING
 
+from ...kernels.layout import LONGEST
 from ..drafter import Branch, Outcome
 from ..sampling import Chooser
 
 if TYPE_CHECKING:
     import torch
 
-LONGEST = 3  # tokens of the ending that is searched first; longer endings occur less often and predict hardly better
-SHORTEST = 1
+SHORTEST = 1  # tokens of the ending that is searched last
 
 
 class NGramDrafter:

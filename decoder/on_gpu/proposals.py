@@ -1,11 +1,16 @@
 """Drafters as chains of launches: a proposal after each verification (SD), and branches prepared during it (SSD)."""
 
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from ...kernels.fixed import FIXED
+from ...kernels.ngram import ngram_draft
+from ...schedules.recipe import Numerics
 from ..backend import RoundPlan
 from ..drafters.eagle3 import Eagle3Drafter
+from ..drafters.ngram import NGramDrafter
 from ..drafters.scripted import ScriptedDrafter
 from ..drafters.small_model import SmallModelDrafter
 from .branches import DeviceBranches
@@ -13,27 +18,40 @@ from .buffers import Verified
 from .cache import DeviceCache
 from .eagle3 import TritonEagle3Model
 from .network import DeviceNetwork, WriteDraft
+from .verification import Verification
 
 
 class Proposal(Protocol):
-    """A drafter as a chain of launches. cache: the drafter's; network: its model; layers: target layers whose features it reads.
+    """A drafter as a chain of launches, of K = `length` tokens each. layers: target layers whose features it reads; owner: names
+    its graphs; positions: the tokens that it has room for; device: its own; writes_rows: `draft` writes the rows to verify
+    itself, with -1 in places that have no token, instead of calling `write`."""
 
-    In every method `length` is K and `tokens` an upper bound of the tokens that the cache will hold.
-    """
+    writes_rows: bool
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def owner(self) -> object: ...
+    @property
+    def positions(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    def begin(self, tokens: list[int], source: Verified) -> None:
+        """Called before a request's first round. tokens: the sequence; source: the buffers that the first `draft` reads."""
+
+    def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
+        """Drafts `length` tokens, each given to `write`. tokens: an upper bound of those in the cache. keep: `scores` will
+        follow, with `drafted`."""
+
+
+class BranchingProposal(Proposal, Protocol):
+    """A drafter with a model, which can prepare branches. cache: the drafter's; network: its model."""
 
     @property
     def cache(self) -> DeviceCache: ...
     @property
     def network(self) -> DeviceNetwork | TritonEagle3Model: ...
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-
-    def begin(self, pending: int, source: Verified) -> None:
-        """Called before a request's first round. pending: the last token of the sequence; source: the buffers that the first
-        `draft` reads."""
-
-    def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
-        """Drafts `length` tokens, each given to `write`. keep: `scores` will follow, with `drafted`."""
 
     def branches(self, count: int) -> DeviceBranches:
         """Buffers for `count` branches."""
@@ -46,15 +64,35 @@ class Proposal(Protocol):
         """Pass `step` of all branches. Returns the final rows [branches, H]."""
 
 
-class Eagle3Proposal:
+class CachedProposal:
+    """The part that drafters with a cache share."""
+
+    writes_rows = False
+
+    def __init__(self, cache: DeviceCache) -> None:
+        self.cache = self.owner = cache
+
+    @property
+    def positions(self) -> int:
+        """See Proposal."""
+        return self.cache.capacity
+
+    @property
+    def device(self) -> torch.device:
+        """See Proposal."""
+        return self.cache.buffer.device
+
+
+class Eagle3Proposal(CachedProposal):
     """EAGLE-3: the first pass covers the entries of the last verification, later ones its own tokens."""
 
     def __init__(self, network: TritonEagle3Model, cache: DeviceCache, layers: tuple[int, ...], features: torch.Tensor) -> None:
-        self.network, self.cache, self.layers, self.features = network, cache, layers, features
+        super().__init__(cache)
+        self.network, self.layers, self.features = network, layers, features
 
-    def begin(self, pending: int, source: Verified) -> None:
+    def begin(self, tokens: list[int], source: Verified) -> None:
         """See Proposal. The first proposal writes the prompt's last entry again, from the feature at hand."""
-        source.winners[:1].fill_(pending)
+        source.winners[:1].fill_(tokens[-1])
         source.features[0].copy_(self.features[-1])
 
     def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
@@ -74,16 +112,17 @@ class Eagle3Proposal:
         return self.network.launch_branches(branches, step, self.cache.chunks_for(tokens))
 
 
-class SmallModelProposal:
+class SmallModelProposal(CachedProposal):
     """A small model: the first pass covers the last two tokens of the sequence, since after a full accept the cache lacks the
     first of them; later passes cover its own tokens."""
 
     layers: tuple[int, ...] = ()
 
     def __init__(self, network: DeviceNetwork, cache: DeviceCache) -> None:
-        self.network, self.cache = network, cache
+        super().__init__(cache)
+        self.network = network
 
-    def begin(self, pending: int, source: Verified) -> None:
+    def begin(self, tokens: list[int], source: Verified) -> None:
         """See Proposal. The cache holds the prompt already."""
 
     def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
@@ -103,7 +142,27 @@ class SmallModelProposal:
         return self.network.launch_branches(branches, step, self.cache.chunks_for(tokens))
 
 
-def proposal_of(plan: RoundPlan) -> Proposal | None:
+class NGramProposal:
+    """n-gram look-up in the sequence itself. history [tokens] int32: as `accept` writes it."""
+
+    layers: tuple[int, ...] = ()
+    owner = NGramDrafter.name
+    writes_rows = True
+
+    def __init__(self, history: torch.Tensor, numerics: Numerics) -> None:
+        self.history, self.positions, self.device = history, len(history), history.device
+        self._draft = partial(ngram_draft, history, schedule=FIXED["ngram"].schedule, numerics=numerics)
+
+    def begin(self, tokens: list[int], source: Verified) -> None:
+        """See Proposal. The history begins with the whole sequence."""
+        self.history[:len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int32))
+
+    def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
+        """See Proposal. One launch writes the whole draft."""
+        self._draft(source.inputs, draft_length=length)
+
+
+def proposal_of(plan: RoundPlan, verification: Verification) -> BranchingProposal | NGramProposal | None:
     """The plan's drafter as launches; None if it has no such form."""
     inner = plan.drafter.inner if isinstance(plan.drafter, ScriptedDrafter) else plan.drafter
     if isinstance(inner, Eagle3Drafter) and isinstance(inner.model, TritonEagle3Model) and plan.features is not None:
@@ -112,4 +171,6 @@ def proposal_of(plan: RoundPlan) -> Proposal | None:
     if isinstance(inner, SmallModelDrafter) and isinstance(inner.model, DeviceNetwork):
         assert isinstance(inner.cache, DeviceCache)
         return SmallModelProposal(inner.model, inner.cache)
+    if type(inner) is NGramDrafter:  # a class derived from it may draft by another rule
+        return NGramProposal(verification.history, verification.network.recipe.numerics)
     return None

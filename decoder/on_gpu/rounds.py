@@ -2,8 +2,8 @@
 has read the records of the last ones, and takes no part in them.
 
 They serve greedy requests without log-probabilities: AR, and SD with a drafter whose proposal is a chain of launches (EAGLE-3, a
-small model) or with a script in its place. SSD with such a drafter is in ssd_rounds.py. Other requests are driven from Python
-(request/rounds.py). The tokens are the same: both run the same kernels on the same rows.
+small model, n-gram look-up) or with a script in its place. SSD with a model that drafts is in ssd_rounds.py. Other requests are
+driven from Python (request/rounds.py). The tokens are the same: both run the same kernels on the same rows.
 """
 
 import time
@@ -18,11 +18,13 @@ from ..sampling import no_answer
 from .cache import DeviceCache
 from .graphs import Graphs
 from .network import DeviceNetwork
-from .proposals import Proposal, proposal_of
+from .proposals import NGramProposal, Proposal, proposal_of
 from .ssd_rounds import SsdRounds
 from .verification import Verification, read_record, warn_of_faults
 
 IN_FLIGHT = 2  # batches launched before Python waits for the oldest one's records: the device never waits for Python
+NOTHING_TO_HIDE = ("mode ssd ran as sd: at best SSD is (K t_d + t_v) / t_v times as fast, and an n-gram look-up's t_d is next to "
+                   "nothing beside t_v")
 TOKENS_PER_BATCH = 4  # rows verified per graph, approximately: several rounds of AR, or one of SD
 
 
@@ -39,6 +41,8 @@ def speculative_step(verification: Verification, proposal: Proposal | None, draf
     """
     if proposal is not None:
         proposal.draft(verification.network.verified, draft_length, tokens, verification.write_draft)
+        if proposal.writes_rows and verification.script:
+            verification.write_script(draft_length)
     verification.verify(draft_length, tokens, proposal.layers if proposal else ())
     verification.accept(draft_length, at)
 
@@ -55,14 +59,18 @@ class DeviceRounds:
     def start(self, request: RequestState, plan: RoundPlan) -> Iterator[None] | None:
         """See backend.Model.device_rounds. Every graph that the request may reach is captured before its first round, at the
         expense of stats.capture_s."""
-        proposal = proposal_of(plan)
+        proposal = proposal_of(plan, self.verification)
         if len(plan.end_ids) > ENDS or (proposal is None and plan.drafter is not None):
             return None
-        if proposal is not None and proposal.cache.capacity < len(request.tokens) + request.remaining - 1:
+        if proposal is not None and proposal.positions < len(request.tokens) + request.remaining - 1:
             return None  # the drafter has fewer positions than the request needs
         self.verification.load_script(plan.drafter)
-        on_two_devices = proposal is not None and proposal.cache.buffer.device != self.cache.buffer.device
-        if proposal is None or not (plan.branches or on_two_devices):
+        on_two_devices = proposal is not None and proposal.device != self.cache.buffer.device
+        if isinstance(proposal, NGramProposal) and plan.branches:
+            request.stats.mode = "sd"
+            request.stats.warnings.append(NOTHING_TO_HIDE)
+            plan = replace(plan, branches=0)
+        if proposal is None or isinstance(proposal, NGramProposal) or not (plan.branches or on_two_devices):
             self._capture(request, lambda: self._capture_batches(request, plan, proposal))
             return self._run(request, plan, self._batches(request, plan, proposal))
         if not 0 < plan.branches <= proposal.network.decode.row_tile:
@@ -126,7 +134,7 @@ class DeviceRounds:
                 speculative_step(self.verification, proposal, length, tokens, at)
 
         scripted = self.verification.script is not None
-        return (proposal.cache if proposal else None, length, self.cache.chunks_for(tokens), scripted, batch), launches
+        return (proposal.owner if proposal else None, length, self.cache.chunks_for(tokens), scripted, batch), launches
 
     @torch.inference_mode()
     def _launch(self, plan: RoundPlan, proposal: Proposal | None, tokens: int, slot: int) -> torch.cuda.Event | None:
@@ -141,7 +149,7 @@ class DeviceRounds:
         with self.network.lock:
             self.verification.begin(request, plan, finished)
             if proposal is not None:
-                proposal.begin(request.tokens[-1], self.network.verified)
+                proposal.begin(request.tokens, self.network.verified)
 
     def _batches(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> Generator[None, None, bool]:
         """The rounds of AR and SD. Yields after each round, when its tokens are emitted. Returns whether every round had an
@@ -163,7 +171,8 @@ class DeviceRounds:
             came = time.perf_counter()
             stats.host_s += waits - started
             for at, values in enumerate(self.verification.host[slot:slot + batch].tolist()):
-                answered = read_record(values, length, at).emit(request, length)
+                record = read_record(values, length, at, proposal is not None and proposal.writes_rows)
+                answered = record.emit(request)
                 stats.host_s += time.perf_counter() - came
                 if not answered:
                     return False

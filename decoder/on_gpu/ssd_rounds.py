@@ -25,7 +25,7 @@ from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
 from ..stats import Stats
 from .graphs import Graphs
-from .proposals import Proposal
+from .proposals import BranchingProposal
 from .verification import Record, Script, Verification, new_script, read_record, write_draft_token
 
 Key = tuple[object, ...]
@@ -84,7 +84,7 @@ class SsdRounds:
     """The rounds of one target's cache with one drafter and a fixed number of branches. concurrent: whether drafter and target
     run at the same time."""
 
-    def __init__(self, verification: Verification, proposal: Proposal, branches: int) -> None:
+    def __init__(self, verification: Verification, proposal: BranchingProposal, branches: int) -> None:
         self.verification, self.proposal = verification, proposal
         target, device = verification.network, proposal.cache.buffer.device
         self.same_device = device == verification.cache.buffer.device
@@ -100,7 +100,7 @@ class SsdRounds:
         self.script: Script | None = None  # the drafter's, on its device
         self._select = partial(select_branch, schedule=FIXED["select_branch"].schedule, numerics=target.recipe.numerics)
 
-    def fits(self, proposal: Proposal, branches: int) -> bool:
+    def fits(self, proposal: BranchingProposal, branches: int) -> bool:
         """Whether these rounds were made for this drafter and this number of branches."""
         return proposal.cache is self.proposal.cache and branches == self.branches.count
 
@@ -113,10 +113,10 @@ class SsdRounds:
                 self.scripts.load(drafter)
 
     @torch.inference_mode()
-    def begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal, finished: bool = False) -> None:
+    def begin(self, request: RequestState, plan: RoundPlan, proposal: BranchingProposal, finished: bool = False) -> None:
         """Prepares the buffers for a request, whose scripts are loaded. finished: see DeviceInputs.begin."""
         self.verification.begin(request, plan, finished)
-        proposal.begin(request.tokens[-1], self.verification.network.verified)
+        proposal.begin(request.tokens, self.verification.network.verified)
         self.branches.begin(len(request.tokens) - 1)
         self._publish()
 
@@ -143,7 +143,7 @@ class SsdRounds:
             return Flight(slot, self.verification.fetch(slot, 1), draft, verify, prepare)
 
     @torch.inference_mode()
-    def capture(self, request: RequestState, plan: RoundPlan, proposal: Proposal) -> None:
+    def capture(self, request: RequestState, plan: RoundPlan, proposal: BranchingProposal) -> None:
         """Captures every graph that the request may reach. The rounds that load its kernels see a finished request."""
         length = plan.draft_length
         first = len(request.tokens) + 2 * length + 1
@@ -252,7 +252,7 @@ class SsdRounds:
         for step in range(length if script else 0):
             verification.write_draft(self.table[0, :1], step)
 
-    def run(self, request: RequestState, plan: RoundPlan, proposal: Proposal) -> Generator[None, None, bool]:
+    def run(self, request: RequestState, plan: RoundPlan, proposal: BranchingProposal) -> Generator[None, None, bool]:
         """The rounds of one request. Yields after each round, when its tokens are emitted; the next round is in flight by then,
         unless the device saw the request end. Returns whether every round had an answer."""
         stats, length = request.stats, plan.draft_length
@@ -268,7 +268,7 @@ class SsdRounds:
             tokens, number = tokens + len(record.tokens), number + 1
             flight = None if record.finished else self.launch(length, tokens, number, record.hit)
             before.count(stats, self.same_device)
-            answered = record.emit(request, length)
+            answered = record.emit(request)
             stats.host_s += time.perf_counter() - came
             if not answered:
                 return False

@@ -15,7 +15,7 @@ from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
 from ..stats import Stats
 from .buffers import DeviceInputs
-from .cache import DeviceCache
+from .cache import SLACK, DeviceCache
 from .network import DeviceNetwork
 
 RING = 64  # records kept on the device; more than are ever in flight, and a multiple of each batch
@@ -55,31 +55,33 @@ def write_draft_token(token: torch.Tensor, step: int, inputs: DeviceInputs, nume
 @dataclass(frozen=True)
 class Record:
     """One finished round. tokens: the emitted ones, -1 for a row of NaN in the target's logits; hit: whether a branch serves the
-    next round; broken: whether the draft held -1, the mark of a drafter whose logits hold NaN."""
+    next round; drafted: draft tokens before the first -1; broken: whether the draft held a -1 that marks a drafter whose logits
+    hold NaN."""
 
     tokens: list[int]
     accepted: int
     finished: bool
     hit: bool
+    drafted: int
     broken: bool
 
-    def emit(self, request: RequestState, drafted: int) -> bool:
-        """Emits the tokens before the first -1. Returns whether there was none, or the request has ended.
-
-        drafted: K of the round.
-        """
+    def emit(self, request: RequestState) -> bool:
+        """Emits the tokens before the first -1. Returns whether there was none, or the request has ended."""
         request.stats.drafter_faults += self.broken
         right = next((i for i, token in enumerate(self.tokens) if token < 0), len(self.tokens))
         if right:
             kept = request.push(self.tokens[:right])
-            request.stats.count_round(drafted, self.accepted if right == len(self.tokens) else right - 1, kept)
+            request.stats.count_round(self.drafted, self.accepted if right == len(self.tokens) else right - 1, kept)
         return right == len(self.tokens) or request.finished
 
 
-def read_record(values: list[int], drafted: int, at: int = 0) -> Record:
-    """The record in one row of the records. drafted: K; at: index of the round in its batch."""
-    places = values[DRAFT + at * drafted:min(DRAFT + (at + 1) * drafted, HIT)]
-    return Record(values[HEADER:HEADER + values[0]], values[1], bool(values[2]), bool(values[HIT]), min(places, default=0) < 0)
+def read_record(values: list[int], length: int, at: int = 0, may_fall_short: bool = False) -> Record:
+    """The record in one row of the records. length: K; at: index of the round in its batch; may_fall_short: a -1 in the draft
+    ends it and is no fault."""
+    places = values[DRAFT + at * length:DRAFT + (at + 1) * length]
+    drafted = next((i for i, token in enumerate(places) if token < 0), length)
+    return Record(values[HEADER:HEADER + values[0]], values[1], bool(values[2]), bool(values[HIT]),
+                  drafted if may_fall_short else length, drafted < length and not may_fall_short)
 
 
 def warn_of_faults(stats: Stats, before: int, drafter: Drafter | None) -> None:
@@ -90,13 +92,15 @@ def warn_of_faults(stats: Stats, before: int, drafter: Drafter | None) -> None:
 
 
 class Verification:
-    """The target's part of the rounds of one cache. records [RING, RECORD] int32: see kernels/accept.py and DRAFT."""
+    """The target's part of the rounds of one cache. records [RING, RECORD] int32: see kernels/accept.py and DRAFT; history
+    [slots] int32: the sequence, as `accept` extends it."""
 
     def __init__(self, network: DeviceNetwork, cache: DeviceCache) -> None:
         self.network, self.cache = network, cache
         device = network.device
         self.records = torch.zeros(RING, RECORD, dtype=torch.int32, device=device)
         self.host = torch.zeros(RING, RECORD, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.history = torch.zeros(cache.capacity + SLACK, dtype=torch.int32, device=device)
         self.tables = new_script(cache.capacity, device)
         self.script: Script | None = None
         self._accept = partial(accept, schedule=FIXED["accept"].schedule, numerics=network.recipe.numerics)
@@ -116,6 +120,11 @@ class Verification:
         """Writes a drafted token [1] int32 as row 1 + step to verify."""
         write_draft_token(token, step, self.network.inputs, self.network.recipe.numerics, self.script)
 
+    def write_script(self, draft_length: int) -> None:
+        """Overwrites the whole draft by the script's."""
+        for step in range(draft_length):
+            self.write_draft(self.network.inputs.row_tokens[:1], step)
+
     def verify(self, draft_length: int, tokens: int, layers: tuple[int, ...]) -> None:
         """Launches the pass over the pending token and the draft, and its head. tokens: an upper bound of the tokens in the cache
         after the pass."""
@@ -126,10 +135,11 @@ class Verification:
     def accept(self, draft_length: int, at: int = 0) -> None:
         """Launches the verdict on that pass, and its record. at: index of the round in its batch."""
         inputs, first = self.network.inputs, DRAFT + at * draft_length
-        room = min(draft_length, HIT - first)
-        if room > 0:  # into every record: only the device knows this round's, and the host has the earlier ones
-            self.records[:, first:first + room].copy_(inputs.row_tokens[1:1 + room].expand(len(self.records), room))
-        self._accept(self.network.verified.winners, inputs, self.records, draft_length=draft_length)
+        assert first + draft_length <= HIT
+        if draft_length:  # into every record: only the device knows this round's, and the host has the earlier ones
+            draft = inputs.row_tokens[1:1 + draft_length]
+            self.records[:, first:first + draft_length].copy_(draft.expand(len(self.records), draft_length))
+        self._accept(self.network.verified.winners, inputs, self.records, self.history, draft_length=draft_length)
 
     def fetch(self, slot: int, count: int) -> torch.cuda.Event | None:
         """Copies `count` records to the host, from `slot` on. Returns the event of the finished copy, None on a CPU."""

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.interpreter
 NUMERICS = load_recipe("fp8-v1").numerics
 SCHEDULE = FixedSchedule(num_warps=1)
 RING = 4
+ROOM = 64  # tokens that the history has room for after the pending one
 POISON = -77  # no token, no end, no mark
 NO_END = -2
 WIDTHS = [0, 1, 2, 4, 7, 15]  # drafted tokens of a round
@@ -87,9 +88,11 @@ def judge(case: Round, device: str) -> dict[str, Any]:
         "pair": tensor([POISON] * 4, device), "state": tensor(state, device),
         "starts": tensor([POISON] * (STARTS * STRIDE), device),
         "ends": tensor([*case.ends, *[NO_END] * (ENDS - len(case.ends))], device),
-        "records": tensor([POISON] * (RING * RECORD), device).view(RING, RECORD)}
+        "records": tensor([POISON] * (RING * RECORD), device).view(RING, RECORD),
+        "history": tensor([POISON], device).expand(case.length + ROOM).contiguous()}
     now: Any = SimpleNamespace(**{name: tensors[name] for name in ("row_tokens", "pair", "state", "starts", "ends")})
-    accept(tensors["winners"], now, tensors["records"], draft_length=len(case.draft), schedule=SCHEDULE, numerics=NUMERICS)
+    accept(tensors["winners"], now, tensors["records"], tensors["history"], draft_length=len(case.draft), schedule=SCHEDULE,
+           numerics=NUMERICS)
     return tensors
 
 
@@ -114,8 +117,12 @@ def check(case: Round, device: str) -> None:
         assert (rows[0], state[LENGTH], state[LEFT], state[TIP]) == (case.pending, case.length, case.left, POISON)
         assert after["pair"].tolist() == [POISON] * 4
         assert starts == [POISON] * (STARTS * STRIDE)
+        assert bool((after["history"] == POISON).all())
         return
     sequence = [case.pending, *case.winners[:case.accepted + 1]]
+    tail = [*sequence[1:], *[POISON] * (ROOM - len(sequence))]
+    assert after["history"][case.length + 1:].tolist() == tail
+    assert bool((after["history"][:case.length + 1] == POISON).all())
     assert rows[0] == sequence[-1]
     assert after["pair"].tolist() == [*sequence[-2:], POISON, POISON]
     assert state[LENGTH] == case.length + case.accepted + 1

@@ -8,7 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tune_kernels.kernels import accept, activation, attention, branch_selection, linear, lm_head, merge, norm, prefill, rope
+from tune_kernels.kernels import (
+    accept,
+    activation,
+    attention,
+    branch_selection,
+    linear,
+    lm_head,
+    merge,
+    ngram,
+    norm,
+    prefill,
+    rope,
+)
 from tune_kernels.kernels.layout import ENDS, PAIR, RECORD, ROWS, STARTS, STATE, STRIDE, TABLE, Activation, Weights
 from tune_kernels.kernels.operation import ContractError, Launch
 from tune_kernels.schedules.recipe import load_recipe
@@ -116,12 +128,16 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Tensors], object]]] = {
         {"q": ("bf16", 3, HEADS, DIM), **CACHE, "out": ("bf16", 3, HEADS, DIM)},
         lambda t: prefill.prefill_attention(t["q"], t["k"], t["v"], t["length"], t["out"], rows=3, numerics=NUMERICS)),
     "accept": (
-        {"winners": ("i32", 3), **ROUND_STATE, "pair": ("i32", PAIR), "starts": ("i32", STARTS * STRIDE), "ends": ("i32", ENDS)},
-        lambda t: accept.accept(t["winners"], now_of(t), t["records"], draft_length=2, **FIXED)),
+        {"winners": ("i32", 3), **ROUND_STATE, "pair": ("i32", PAIR), "starts": ("i32", STARTS * STRIDE), "ends": ("i32", ENDS),
+         "history": ("i32", ROWS + 1)},
+        lambda t: accept.accept(t["winners"], now_of(t), t["records"], t["history"], draft_length=2, **FIXED)),
     "draft_token": (
         {"token": ("i32", 1), "row_tokens": ("i32", ROWS), "state": ("i32", STATE), "reference": ("i32", 9),
          "accepted": ("i32", 9)},
         lambda t: accept.draft_token(t["token"], now_of(t), step=0, reference=t["reference"], accepted=t["accepted"], **FIXED)),
+    "ngram": (
+        {"history": ("i32", ROWS + 1), "row_tokens": ("i32", ROWS), "state": ("i32", STATE)},
+        lambda t: ngram.ngram_draft(t["history"], now_of(t), draft_length=2, **FIXED)),
     "select_branch": (
         {"table": ("i32", TABLE, ROWS), **ROUND_STATE, "hits": ("i32", 9)},
         lambda t: branch_selection.select_branch(t["table"], now_of(t), t["records"], draft_length=2, hits=t["hits"], **FIXED)),
@@ -197,7 +213,8 @@ def test_a_launcher_asks_the_contract_of_its_schedule(launcher: str, device: str
 
 
 def test_the_fixed_kernels_are_all_asked() -> None:
-    assert {"norm", "draft_norm", "rope_append", "swiglu", "quantise", "accept", "draft_token", "select_branch"} <= set(SCHEDULED)
+    assert {"norm", "draft_norm", "rope_append", "swiglu", "quantise", "accept", "draft_token", "ngram",
+            "select_branch"} <= set(SCHEDULED)
 
 
 @pytest.mark.parametrize("w_scale", ["every second entry", "one entry", "another type"])

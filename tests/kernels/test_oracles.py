@@ -295,7 +295,9 @@ def round_state(device: str, row_tokens: list[int], places: dict[int, int], ends
 def test_accept(winners: list[int], draft: list[int], ends: list[int], left: int, device: str) -> None:
     now = round_state(device, [3, *draft], {LENGTH: 20, LEFT: left, ROUND: 6, FINISHED: 0}, ends)
     records = ints([-77] * (4 * RECORD), device).view(4, RECORD)
-    accept.accept(ints([*winners, *[-77] * (ROWS - len(winners))], device), now, records, draft_length=len(draft), **FIXED)
+    history = ints([-77] * 64, device)
+    accept.accept(ints([*winners, *[-77] * (ROWS - len(winners))], device), now, records, history, draft_length=len(draft),
+                  **FIXED)
     accepted, emitted, over = oracles.accept(winners, draft, ends, left)
     record = records[6 % 4].tolist()
     assert record[:HEADER + len(emitted)] == [len(emitted), accepted, int(over), *emitted]

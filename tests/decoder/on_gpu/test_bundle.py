@@ -17,6 +17,7 @@ from tune_kernels.decoder.backend import RoundPlan
 from tune_kernels.decoder.checkpoint.loader import load_checkpoint
 from tune_kernels.decoder.drafters.eagle3 import Eagle3Drafter
 from tune_kernels.decoder.drafters.eagle3_checkpoint import random_eagle3
+from tune_kernels.decoder.drafters.ngram import NGramDrafter
 from tune_kernels.decoder.drafters.small_model import SmallModelDrafter
 from tune_kernels.decoder.loading import Loaded
 from tune_kernels.decoder.on_gpu.eagle3 import TritonEagle3Model
@@ -105,8 +106,11 @@ def run_all(decoder: Decoder, eagle: Eagle3Drafter, small: SmallModelDrafter) ->
     features = torch.zeros(3, 3 * model.shape.hidden_size, dtype=torch.bfloat16)
     for tokens in (100, MANY):
         speculative_step(verification, None, 0, tokens, 0)
+    ngram = proposal_of(RoundPlan(NGramDrafter(), None, 4, 0, frozenset()), verification)
+    for draft_length in (1, 2, 15):
+        speculative_step(verification, ngram, draft_length, 100, 0)
     for drafter in (eagle, small):
-        proposal: Any = proposal_of(RoundPlan(drafter, features, 4, 3, frozenset()))
+        proposal: Any = proposal_of(RoundPlan(drafter, features, 4, 3, frozenset()), verification)
         ssd = SsdRounds(verification, proposal, 3)
         for draft_length in (1, 2, 4, 14, 15):
             for script in (None, verification.tables):

@@ -202,15 +202,27 @@ def test_a_model_that_drafts_for_itself(mode: str, decoder: Decoder, expected: l
         assert result.stats.branch_hits == 1
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
-def test_ngrams(mode: str, decoder: Decoder, expected: list[int]) -> None:
-    """No chain of launches: driven, with drafts of any length."""
-    decoder.drafter = NGramDrafter()
+@pytest.mark.parametrize("scripted", [False, True], ids=["its own", "a script"])
+def test_ngrams(scripted: bool, decoder: Decoder, expected: list[int], driven: Callable[[], None]) -> None:
+    """The drafts of the device are those of Python, also where the sequence ends a draft early; SSD runs as SD and says so. The
+    history of an earlier request is gone."""
     prompt = [*PROMPT, *expected[:4], *PROMPT]
-    ar = decoder.generate(prompt, "ar", max_new_tokens=4)
-    result = decoder.generate(prompt, mode, max_new_tokens=4, draft_length=3)
-    assert result.token_ids == ar.token_ids
-    assert result.stats.drafted > 0
+    options: Any = {"max_new_tokens": 5, "draft_length": 3}
+    ar = decoder.generate(prompt, "ar", **options).token_ids
+    own = NGramDrafter()
+    decoder.drafter = ScriptedDrafter([*prompt, *ar], [1, 2], SHAPE.vocab_size, inner=own) if scripted else own
+    decoder.generate([3, 3, 3, 3], "sd", max_new_tokens=2, draft_length=3)
+    found = [decoder.generate(prompt, mode, **options) for mode in ("sd", "ssd")]
+    driven()
+    right = decoder.generate(prompt, "sd", **options)
+    for result in found:
+        assert result.token_ids == right.token_ids == ar
+        assert result.stats.mode == "sd" and result.stats.drafter_faults == 0
+        assert result.stats.accepted_per_round[:-1] == right.stats.accepted_per_round[:-1]  # towards its end, Python drafts less
+        assert result.stats.drafted > 0
+    if scripted:
+        assert found[0].stats.accepted_per_round == [1, 2]
+    assert rounds.NOTHING_TO_HIDE in found[1].stats.warnings and rounds.NOTHING_TO_HIDE not in found[0].stats.warnings
 
 
 @pytest.mark.parametrize("mode", ["sd", "ssd"])

@@ -12,6 +12,7 @@ from helpers import assert_close, assert_same_bytes
 from triton_models import CAPACITY, PROMPT, SHAPE, Load, loader, restored
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.drafter import likely_outcomes
+from tune_kernels.decoder.drafters.ngram import NGramDrafter
 from tune_kernels.decoder.drafters.scripted import ScriptedDrafter
 from tune_kernels.decoder.errors import NumericsError
 from tune_kernels.decoder.on_gpu import rounds
@@ -20,9 +21,11 @@ from tune_kernels.decoder.on_gpu.buffers import DeviceInputs
 from tune_kernels.decoder.on_gpu.cache import DeviceCache, Pass
 from tune_kernels.decoder.on_gpu.layer import Decode, launch_all
 from tune_kernels.decoder.on_gpu.network import DeviceNetwork
+from tune_kernels.decoder.on_gpu.proposals import NGramProposal, proposal_of
 from tune_kernels.decoder.on_gpu.ssd_rounds import SsdRounds
 from tune_kernels.decoder.on_gpu.verification import Record, Verification, read_record
 from tune_kernels.decoder.rows import Appended
+from tune_kernels.kernels import ngram
 from tune_kernels.kernels.layout import (
     COUNT,
     DRAFT,
@@ -98,7 +101,8 @@ class Bench:
                 verification.fetch(0, 1)
                 record = read_record(verification.host[0].tolist(), len(case.draft))
                 emitted = case.winners[:case.emitted]
-                assert record == Record(emitted, case.accepted, case.finished, record.hit, -1 in case.draft), case
+                assert record == Record(emitted, case.accepted, case.finished, record.hit, len(case.draft),
+                                        -1 in case.draft), case
                 state, after = inputs.state.tolist(), len(BEFORE) + case.accepted
                 assert [state[i] for i in (LENGTH, TIP, LEFT, ROUND, FINISHED)] == \
                     [after, case.accepted, case.left - case.emitted, 1, case.finished], case
@@ -106,6 +110,26 @@ class Bench:
                 before = case.winners[case.accepted - 1] if case.accepted else BEFORE[-1]
                 assert inputs.pair[:2].tolist() == [before, case.winners[case.accepted]], case
                 assert int(inputs.row_tokens[0]) == case.winners[case.accepted], case
+
+    def lookups(self) -> None:
+        """The device's n-gram drafts are those of Python, round after round, whatever was accepted."""
+        with torch.inference_mode():
+            verification = Verification(self.model, self.decoder.cache)  # type: ignore[arg-type]
+            plan = rounds.RoundPlan(NGramDrafter(), None, 4, 0, frozenset())
+            proposal: Any = proposal_of(plan, verification)
+            inputs, winners, tokens = self.model.inputs, self.model.verified.winners, [7, 5, 6, 9, 2, 5, 6, 8, 1, 5, 6]
+            inputs.begin(tokens, 100, [])
+            proposal.begin(tokens, self.model.verified)
+            for accepted, recovery in ((1, 5), (0, 9), (2, 3), (0, 7), (1, 2), (0, 4)):
+                proposal.draft(self.model.verified, 4, 100, verification.write_draft)
+                right = NGramDrafter().draft(tokens, 4)
+                draft = inputs.row_tokens[1:5].tolist()
+                assert draft == [*right, *[-1] * (4 - len(right))], tokens
+                assert accepted <= len(right) and right[accepted:accepted + 1] != [recovery]
+                row = [*draft[:accepted], recovery]
+                winners[:5] = torch.tensor([*row, *[0] * (5 - len(row))], dtype=torch.int32)
+                verification.accept(4)
+                tokens = [*tokens, *row]
 
     def selection(self) -> None:
         """Of the branches of this round, the one for its outcome; none of another round, count or token."""
@@ -228,8 +252,9 @@ class Bench:
         return result.stats
 
     def _ssd(self, branches: int) -> SsdRounds:
-        proposal: Any = rounds.proposal_of(rounds.RoundPlan(self.drafter, None, 2, branches, frozenset()))
-        return SsdRounds(Verification(self.model, self.decoder.cache), proposal, branches)  # type: ignore[arg-type]
+        verification = Verification(self.model, self.decoder.cache)  # type: ignore[arg-type]
+        proposal: Any = proposal_of(rounds.RoundPlan(self.drafter, None, 2, branches, frozenset()), verification)
+        return SsdRounds(verification, proposal, branches)
 
 
 # Mutants: accept.
@@ -411,17 +436,55 @@ def nan_beside_a_draft_ends_the_request(patch: Patch) -> None:
     """F3: the round in which the target has no answer is the last one."""
     emit = Record.emit
 
-    def wrong(self: Record, request: Any, drafted: int) -> bool:
+    def wrong(self: Record, request: Any) -> bool:
         if self.tokens and min(self.tokens) < 0:
             raise NumericsError("NaN", expected="finite logits")
-        return emit(self, request, drafted)
+        return emit(self, request)
     patch.setattr(Record, "emit", wrong)
 
 
 def faults_not_counted(patch: Patch) -> None:
     """F3: a broken draft shows nowhere."""
-    patch.setattr(Record, "emit", lambda self, request, drafted, emit=Record.emit:
-                  emit(replace(self, broken=False), request, drafted))
+    patch.setattr(Record, "emit", lambda self, request, emit=Record.emit: emit(replace(self, broken=False), request))
+
+
+# n-gram look-up.
+
+def shortest_match_chosen(patch: Patch) -> None:
+    """The last occurrence of one token serves, though more of the ending occurred before."""
+    patch.setattr(ngram, "LONGEST", 1)
+
+
+def history_of_the_prompt_alone(patch: Patch) -> None:
+    """The history holds no emitted token: it is stale after the first round."""
+    accept = Verification.accept
+
+    def wrong(self: Verification, draft_length: int, at: int = 0) -> None:
+        kept = self.history.clone()
+        accept(self, draft_length, at)
+        self.history.copy_(kept)
+    patch.setattr(Verification, "accept", wrong)
+
+
+def looked_up_one_token_early(patch: Patch) -> None:
+    """The key ends before the pending token."""
+    draft = NGramProposal.draft
+
+    def wrong(self: NGramProposal, source: Any, *given: Any, **more: Any) -> None:
+        source.inputs.state[LENGTH] -= 1
+        draft(self, source, *given, **more)
+        source.inputs.state[LENGTH] += 1
+    patch.setattr(NGramProposal, "draft", wrong)
+
+
+def drafted_one_token_late(patch: Patch) -> None:
+    """The draft begins one token after the match's continuation."""
+    draft = NGramProposal.draft
+
+    def wrong(self: NGramProposal, source: Any, length: int, *given: Any, **more: Any) -> None:
+        draft(self, source, length + 1, *given, **more)
+        source.inputs.row_tokens[1:1 + length] = source.inputs.row_tokens[2:2 + length].clone()
+    patch.setattr(NGramProposal, "draft", wrong)
 
 
 # SSD's rounds.
@@ -476,6 +539,8 @@ MUTANTS = [
     Mutant(keys_one_slot_late, "reference"), Mutant(fewer_chunks_than_keys, "reference"),
     Mutant(records_from_the_first_slot, "sd"), Mutant(last_draft_not_fed, "sd"), Mutant(drafts_in_the_wrong_rows, "sd"),
     Mutant(faults_not_counted, "broken_drafter"), Mutant(nan_beside_a_draft_ends_the_request, "poisoned_token"),
+    Mutant(shortest_match_chosen, "lookups"), Mutant(history_of_the_prompt_alone, "lookups"),
+    Mutant(looked_up_one_token_early, "lookups"), Mutant(drafted_one_token_late, "lookups"),
     Mutant(mirror_not_published, "ssd"), Mutant(entries_not_copied, "ssd"),
     Mutant(hit_not_read, "script"), Mutant(accepted_from_the_wrong_place, "script"),
 ]

@@ -139,7 +139,7 @@ def test_shared_memory_over_the_limit_is_known_before_compiling(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("model", "kernel", "fixed"), [
-    ("qwen2.5-7b", "lm_head", {"lm_head_reduce", "accept", "draft_token", "select_branch"}),
+    ("qwen2.5-7b", "lm_head", {"lm_head_reduce", "accept", "draft_token", "ngram", "select_branch"}),
     ("qwen2.5-7b", "lm_head_logits", set()),
     ("qwen2.5-7b", "down", {"norm", "quantise_row", "prefill_linear", "prefill_narrow"}),
     ("qwen2.5-7b", "merge", {"quantise", "fold"}),
