@@ -117,7 +117,7 @@ class Bench:
             verification = Verification(self.model, self.decoder.cache)  # type: ignore[arg-type]
             plan = rounds.RoundPlan(NGramDrafter(), None, 4, 0, frozenset())
             proposal: Any = proposal_of(plan, verification)
-            inputs, winners, tokens = self.model.inputs, self.model.verified.winners, [7, 5, 6, 9, 2, 5, 6, 8, 1, 5, 6]
+            inputs, winners, tokens = self.model.inputs, self.model.verified.winners, [7, 5, 6, 9, 2, 6, 8, 1, 5, 6]
             inputs.begin(tokens, 100, [])
             proposal.begin(tokens, self.model.verified)
             for accepted, recovery in ((1, 5), (0, 9), (2, 3), (0, 7), (1, 2), (0, 4)):

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from tune_kernels.kernels import registry
 from tune_kernels.kernels.bundle import artefact_key
+from tune_kernels.kernels.fixed import FIXED
+from tune_kernels.kernels.layout import LONGEST, ROWS
 from tune_kernels.kernels.operation import Instructions, Launch
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.shapes.model import NormShape, load_model_shape
+from tune_kernels.shapes.model import AcceptShape, LookupShape, NormShape, load_model_shape
 from tune_kernels.shapes.target import load_arch
-from tune_kernels.tuner.offline.compile import _Compilation, launch_of, wanted_instructions
+from tune_kernels.tuner.offline.compile import _Compilation, compile_task, launch_of, make_task, wanted_instructions
 from tune_kernels.tuner.offline.cubin import Unreadable
 from tune_kernels.tuner.offline.early_access import before_wait
 from tune_kernels.tuner.offline.inspection import verdict_on
@@ -225,3 +227,14 @@ def lifted(x_ptr, w_ptr, out_ptr, IN_LOOP: tl.constexpr, IN_FRONT: tl.constexpr)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.lifted
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_103"])
+@pytest.mark.parametrize(("kernel", "shape"), [("ngram", LookupShape(LONGEST)), ("accept", AcceptShape(ROWS))])
+def test_kernels_of_a_round_wait_first_and_spill_nothing(kernel: str, shape: Any, arch: str, tmp_path: Path) -> None:
+    task = make_task(kernel, arch, shape, FIXED[kernel].schedule, load_recipe("fp8-v1").numerics, tmp_path)
+    record = compile_task(task, to_the_end=True)
+    verdict = verdict_on(record, wanted_instructions(kernel, shape, arch), FIXED[kernel].schedule, load_arch(arch))
+    assert verdict.accepted, verdict.reasons
+    assert record.facts is not None and record.facts.stack_bytes == 0
