@@ -5,8 +5,8 @@
 
 One program. The state of a round (kernels/layout.py) is int32. `row_tokens` [ROWS] holds the verified tokens: the pending token
 and the draft. The kernel writes the new pending token to row 0 and advances the cursor, unless the request is finished. Each
-round writes a record, which the host reads later: [emitted, accepted, finished, tokens...], and appends its tokens to the history,
-which n-gram look-up reads (kernels/ngram.py).
+round writes a record, which the host reads later: [emitted, accepted, finished, tokens...], and appends its tokens to the
+history, which n-gram look-up reads (kernels/ngram.py).
 """
 
 from typing import TYPE_CHECKING, Protocol
