@@ -61,10 +61,16 @@ def tree_sum(x: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def sqrt(x: torch.Tensor) -> torch.Tensor:
+    """The square root in fp32, rounded once."""
+    y: torch.Tensor = cpu().sqrt(x) if x.device.type == "cpu" else torch.sqrt(x)
+    return y
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of x [..., H], in fp32, rounded to x's type before the weight."""
     wide = x.float()
-    scale = 1.0 / torch.sqrt(tree_sum(wide * wide) / x.shape[-1] + eps)
+    scale = 1.0 / sqrt(tree_sum(wide * wide) / x.shape[-1] + eps)
     return (wide * scale).to(x.dtype) * weight
 
 
