@@ -156,6 +156,9 @@ class Model(Protocol):
         """The winning token of each row, below `vocab_limit`, the lowest id on ties; -1 for a row without an answer: its largest
         logit is NaN or infinite."""
 
+    def head_counts(self) -> tuple[int, int]:
+        """(ids that a certified head computed again, its launches with a row that it couldn't bound) since the last call."""
+
     def device_rounds(self, request: RequestState, cache: "Cache", plan: RoundPlan) -> Iterator[None] | None:
         """The rounds of a greedy request without log-probabilities, run on the device; None if it can't run this plan. Yields
         after each round, when its tokens are emitted. At the end `cache` holds every token of the request but the last."""

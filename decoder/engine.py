@@ -117,6 +117,7 @@ class Decoder:
         drafting = self._drafting(drafter, stats) if drafter is not None else None
         prefix, self._prefix = self._prefix if request.chat else Prefix(), Prefix()  # dropped if the prompt's pass fails
         session = Session(self.model, self.cache, request, output, stats, drafting.feature_layers if drafting else ())
+        self.model.head_counts()  # of other requests
         try:
             features = session.prefill(prefix)
             self._prefix = prefix if request.chat else Prefix()
@@ -137,6 +138,7 @@ class Decoder:
                 started = time.perf_counter()
             session.leave(self._prefix)
         finally:
+            stats.head_rescored, stats.head_unbounded = self.model.head_counts()
             if drafting is not None:
                 self._leave(drafting)
 

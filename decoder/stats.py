@@ -16,6 +16,8 @@ class Stats:
     drafted, accepted: tokens verified and accepted. If the end of a request cuts a round, drafted tokens past the cut count in
     neither. emitted: tokens of rounds; the first token of a request comes from the prompt's pass. drafter_faults: missing, late
     or wrong answers of the drafter, and on the device drafts beside which the target had no answer; `warnings` names the first.
+    head_rescored, head_unbounded: ids that a certified head computed again, and its launches with a row that it couldn't bound
+    and read in full.
 
     reused_tokens: of the prompt, those whose keys a chat's turn before left in the cache.
 
@@ -34,6 +36,8 @@ class Stats:
     branch_hits: int = 0
     branch_misses: int = 0
     drafter_faults: int = 0
+    head_rescored: int = 0
+    head_unbounded: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     draft_s: float = 0.0

@@ -1,40 +1,10 @@
-"""The head's argmax with half the bytes: winners and values are those of kernels/lm_head.py, bit for bit, by proof.
+"""The certified head: the argmax of kernels/lm_head.py with half its bytes, winners and values bit for bit, by proof.
 
-    x [rows, K] bf16, w [N, K] bf16, and of w an int8 copy: w_n ~ scale_n q_n, scale_n = max |w_n| / 127
+Four launches: the two of kernels/screen.py, which has the bound and the proof; `head_rescore_kernel`, which computes again the
+ids that may still win; `head_reduce_kernel` of kernels/lm_head.py. A program of the second has a region of ids, lists those that
+survive in rising order, and walks its list in tiles, each row of w where it lies. So all ids survive as easily as one.
 
-`head_digits_kernel` writes each row of x as two int8 digits: x ~ x_scale (256 h + l), x_scale a power of two.
-`head_screen_kernel` reads q and bounds every logit from both sides. `head_rescore_kernel` computes again, from w, the ids whose
-upper bound reaches the row's greatest lower bound: in the plain head's steps over K and by its instruction, so with its bits.
-`head_reduce_kernel` of kernels/lm_head.py takes the winner.
-
-The bound. t = sum_i x_i w_i is the exact logit, p the plain head's, v the screened one; |.| of a vector is its Euclidean norm.
-
-1. p is a sum of K exact products in fp32, in steps along K. A tensor core aligns the products of g >= 4 columns and the sum so
-   far to the largest of them, and truncates each and their sum to 24 bits or more: at most (g + 2) 2^-23 A for g columns, where
-   A = sum_i |x_i w_i|; for all, with second-order terms, |p - t| <= 2 K 2^-23 A. Additions that round to nearest, in any order,
-   stay below it. A <= |x| |w|.
-2. Quantised weights: |sum_i x_i (w_i - scale q_i)| <= |x| |w - scale q|, by Cauchy-Schwarz.
-3. Quantised x: |sum_i (x_i - x'_i) scale q_i| <= |x - x'| |scale q|, x' the digits' value. x_scale is a power of two, so that
-   values down to 2^-6 of the row's largest are exact in bf16, and each difference is exact too.
-4. v = (256 H + L) scale x_scale, where H and L are exact integer sums. H, L, their sum and the product with scale are rounded:
-   at most 4 2^-24 x_scale scale (256 |H| + |L|). |256 h + l| and 256 |h| + |l| differ by at most 256, and 256 x_scale is at most
-   max |x| / 32 <= |x| / 32, so this is at most 4 2^-24 (1 + sqrt(K) / 32) |x| |scale q|. v -+ bound rounds once more. With
-   product "bf16", v = scale sum_i x_i q_i in fp32: 1. instead, once more, and 3. is 0.
-5. Below 2^-126 a product, an operand or a sum may be flushed to zero: 4 K 2^-126 (1 + |x| + |w|) covers all of them.
-
-So |p - v| <= |x| error_n + |x - x'| norm_n + tiny, where error_n = |w - scale q| + (2 K 2^-23 + roundings) norm_n and norm_n =
-max(|w|, |scale q|) are computed at load in fp64. Norms of x come from fp32 sums, 2^-10 too large for safety; K is at most 8192.
-
-The proof. Let n be the plain winner of a row. Its upper bound is at least p_n, which is at least every p_m, so at least every
-lower bound: n is computed again, and so is each id that ties with it; any others carry their plain values and lose, or tie
-with a higher id. What the other rows add to the list changes nothing: a row's result depends on its own data.
-
-No bound holds where |x| |w_n| is not below 1e37 or |x| not below 1e30 (an overflow, a NaN, an infinity): the id survives and is
-below every other. A row of which no id is bounded, and one whose largest value is below 2^-80 (zeros), is read in full. That is
-decided on the device: programs walk their lists of survivors, whatever the length.
-
-On sm_90 int8 digits take the integer instruction. sm_103 has no int8 tensor core: there, and on sm_100, for which Triton has
-none either, q is converted to bf16 in registers (exact) and x taken as it is.
+The survivors that are computed again are counted, and the launches with a row that isn't bounded: see CertifiedScratch.
 """
 
 from dataclasses import dataclass
@@ -49,8 +19,7 @@ from ..schedules.schedule import FixedSchedule, HeadSchedule, ScreenSchedule
 from ..shapes.model import CertifiedHeadShape, ReduceShape, RescoreShape, RowShape
 from .layout import ROWS, Activation, Weights
 from .linear import load_rows
-from .lm_head import REDUCE_SCHEDULE, head_reduce_launch
-from .norm import row_contract
+from .lm_head import REDUCE_SCHEDULE, HeadScratch, head_reduce_launch
 from .operation import (
     AtLeast,
     Constant,
@@ -60,7 +29,6 @@ from .operation import (
     Operation,
     common_contract,
     first_problem,
-    no_tensor_core,
     options,
     power_of_two,
     require,
@@ -69,113 +37,24 @@ from .operation import (
     sizes_of,
     tensor_core,
 )
+from .screen import SCREEN, ScreenWeights, digits_launch, screen_launch
 
 if TYPE_CHECKING:
     import torch
 
 DIGITS_SCHEDULE = FixedSchedule(num_warps=16, pdl=True)
 RESCORE_SCHEDULE = FixedSchedule(num_warps=4, pdl=True)
-MOST_K = 8192  # of a head: the bound's fp32 sums
-REGION = 512  # ids of one program that computes survivors again
+REGION = 512  # ids of one program
 TILE = 64  # survivors of one product
-LOWS = 128  # blocks' lower bounds that it compares at once
 STAGES = 3  # of its loop over K
-PART = 2**14  # rows of w that are quantised at once, in fp64
-
-
-@triton.jit
-def head_digits_kernel(x_ptr, digits_ptr, norms_ptr, stride_xm, K: tl.constexpr, BLOCK: tl.constexpr, ROW_TILE: tl.constexpr,
-                       PDL: tl.constexpr):
-    """Grid: (rows,). digits_ptr [2, ROW_TILE, K] int8: h, then l. norms_ptr [3, ROW_TILE] fp32: x_scale, |x|, |x - x'|; |x| is
-    infinite where the row can't be bounded."""
-    row = tl.program_id(0)
-    offs = tl.arange(0, BLOCK)
-    mask = offs < K
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    x = tl.load(x_ptr + row * stride_xm + offs, mask=mask, other=0.0).to(tl.float32)
-    amax = tl.max(tl.abs(x), 0)
-    exponent = tl.maximum(amax.to(tl.int32, bitcast=True) >> 23, 47)  # 47: of 2^-80
-    scale = ((exponent - 13) << 23).to(tl.float32, bitcast=True)
-    y = x * ((267 - exponent) << 23).to(tl.float32, bitcast=True)
-    whole = tl.where(tl.abs(y) < 16384.0, tl.floor(y + 0.5), 0.0)
-    rest = y - whole
-    norm = tl.sqrt(tl.sum(y * y, 0)) * (1.001 * scale)
-    norm = tl.where(amax >= 8.271806125530277e-25, norm, float("inf"))  # 2^-80
-    value = whole.to(tl.int32)
-    high = (value + 128) >> 8
-    tl.store(digits_ptr + row * K + offs, high.to(tl.int8), mask=mask)
-    tl.store(digits_ptr + (ROW_TILE + row) * K + offs, (value - (high << 8)).to(tl.int8), mask=mask)
-    tl.store(norms_ptr + row, scale)
-    tl.store(norms_ptr + ROW_TILE + row, norm)
-    # 2^-40: what underflows in y or in a square
-    tl.store(norms_ptr + 2 * ROW_TILE + row, (tl.sqrt(tl.sum(rest * rest, 0)) * 1.001 + 9.094947017729282e-13) * scale)
 
 
 @triton.jit(do_not_specialize=["rows", "limit"])
-def head_screen_kernel(x_ptr, digits_ptr, norms_ptr, q_ptr, scale_ptr, error_ptr, norm_ptr, upper_ptr, low_ptr, rows, limit,
-                       stride_xm, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                       ROW_TILE: tl.constexpr, INT8: tl.constexpr, TINY: tl.constexpr, PDL: tl.constexpr):
-    """Grid: (blocks,). upper_ptr [ROW_TILE, N] fp32: upper bounds; low_ptr [ROW_TILE, blocks]: the block's greatest lower bound.
-    limit: ids from it on never win. INT8: digits are read, else x."""
-    pid = tl.program_id(0)
-    n0 = pid * BLOCK_N
-    tile_n = tl.arange(0, BLOCK_N)
-    tile_k = tl.arange(0, BLOCK_K)
-    offs_n = n0 + tile_n
-    offs_m = tl.arange(0, ROW_TILE)
-    there = offs_n < N
-    scale = tl.load(scale_ptr + offs_n, mask=there, other=0.0)
-    error = tl.load(error_ptr + offs_n, mask=there, other=0.0)
-    norm = tl.load(norm_ptr + offs_n, mask=there, other=0.0)
-    if INT8:
-        acc = tl.zeros((BLOCK_N, 2 * ROW_TILE), tl.int32)
-    else:
-        acc = tl.zeros((BLOCK_N, ROW_TILE), tl.float32)
-    if PDL:
-        gdc_wait()
-    for k0 in tl.range(0, K, BLOCK_K):
-        # int64 on the scalar base alone, as in kernels/lm_head.py
-        q_pointers = q_ptr + (n0.to(tl.int64) * K + k0) + (tile_n[:, None] * K + tile_k[None, :])
-        if N % BLOCK_N == 0 and K % BLOCK_K == 0:
-            q = tl.load(q_pointers)
-        else:
-            q = tl.load(q_pointers, mask=(tile_n[:, None] < N - n0) & (tile_k[None, :] < K - k0), other=0)
-        if INT8:
-            digits = load_rows(digits_ptr, k0, rows, K, ROW_TILE * K, K, BLOCK_K, BLOCK_K, ROW_TILE, 2)
-            acc = tl.dot(q, digits, acc, out_dtype=tl.int32)
-        else:
-            x = load_rows(x_ptr, k0, rows, stride_xm, 0, K, BLOCK_K, BLOCK_K, ROW_TILE, 1)
-            acc = tl.dot(q.to(tl.bfloat16), x, acc)
-    if PDL:
-        gdc_launch_dependents()
-    live = offs_m < rows
-    x_norm = tl.load(norms_ptr + ROW_TILE + offs_m, mask=live, other=0.0)[None, :]
-    if INT8:
-        high, low = acc.reshape(BLOCK_N, 2, ROW_TILE).permute(0, 2, 1).split()
-        value = high.to(tl.float32) * 256.0 + low.to(tl.float32)
-        value = value * scale[:, None] * tl.load(norms_ptr + offs_m, mask=live, other=0.0)[None, :]
-        rest = tl.load(norms_ptr + 2 * ROW_TILE + offs_m, mask=live, other=0.0)[None, :]
-        slack = x_norm * error[:, None] + rest * norm[:, None]
-    else:
-        value = acc * scale[:, None]
-        slack = x_norm * error[:, None]
-    slack = slack + TINY * (1.0 + x_norm + norm[:, None])
-    bounded = (x_norm * norm[:, None] < 1e37) & (x_norm < 1e30)
-    counts = (offs_n < limit)[:, None]
-    upper = tl.where(counts, tl.where(bounded, value + slack, float("inf")), float("-inf"))
-    lower = tl.where(counts & bounded, value - slack, float("-inf"))
-    tl.store(upper_ptr + offs_m[None, :].to(tl.int64) * N + offs_n[:, None], upper, mask=live[None, :] & there[:, None])
-    tl.store(low_ptr + offs_m * tl.num_programs(0) + pid, tl.max(lower, 0), mask=live)
-
-
-@triton.jit(do_not_specialize=["rows", "limit", "blocks"])
-def head_rescore_kernel(x_ptr, w_ptr, upper_ptr, low_ptr, list_ptr, best_ptr, id_ptr, count_ptr, rows, limit, blocks, stride_xm,
+def head_rescore_kernel(x_ptr, w_ptr, upper_ptr, greatest_ptr, list_ptr, best_ptr, id_ptr, count_ptr, rows, limit, stride_xm,
                         stride_wn, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                        ROW_TILE: tl.constexpr, REGION: tl.constexpr, LOWS: tl.constexpr, STAGES: tl.constexpr,
+                        ROW_TILE: tl.constexpr, REGION: tl.constexpr, STAGES: tl.constexpr,
                         PDL: tl.constexpr):
-    """Grid: (regions of REGION ids,). low_ptr [ROW_TILE, blocks]; list_ptr [regions, REGION] int32: room for a region's
+    """Grid: (regions of REGION ids,). greatest_ptr [ROW_TILE]; list_ptr [regions, REGION] int32: room for a region's
     survivors; best_ptr, id_ptr [ROW_TILE, regions]: as head_kernel's of a block. count_ptr [regions + 1] int32: the survivors
     computed again are added, and 1 in the last place for a launch with a row that isn't bounded."""
     region = tl.program_id(0)
@@ -190,13 +69,7 @@ def head_rescore_kernel(x_ptr, w_ptr, upper_ptr, low_ptr, list_ptr, best_ptr, id
         gdc_launch_dependents()
     upper = tl.load(upper_ptr + offs_m[:, None].to(tl.int64) * N + ids[None, :], mask=live[:, None] & (ids[None, :] < N),
                     other=float("-inf"))
-    lows = tl.full((ROW_TILE, LOWS), float("-inf"), tl.float32)
-    for b0 in tl.range(0, blocks, LOWS):
-        offs_b = b0 + tl.arange(0, LOWS)
-        low = tl.load(low_ptr + offs_m[:, None] * blocks + offs_b[None, :], mask=live[:, None] & (offs_b[None, :] < blocks),
-                      other=float("-inf"))
-        lows = tl.maximum(lows, low)
-    greatest = tl.max(lows, 1)
+    greatest = tl.load(greatest_ptr + offs_m, mask=live, other=float("inf"))
     keep = tl.max(((upper >= greatest[:, None]) & live[:, None]).to(tl.int32), 0) * (ids < min(limit, N)).to(tl.int32)
     count = tl.sum(keep, 0)
     tl.store(list_ptr + first + tl.cumsum(keep, 0) - 1, ids, mask=keep > 0)
@@ -230,67 +103,19 @@ def head_rescore_kernel(x_ptr, w_ptr, upper_ptr, low_ptr, list_ptr, best_ptr, id
     tl.store(id_ptr + out, token, mask=live)
 
 
-def screen_contract(shape: CertifiedHeadShape, schedule: ScreenSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
-    problem = first_problem(
-        common_contract(schedule),
-        power_of_two("BLOCK_N", schedule.BLOCK_N, 16, 512),
-        power_of_two("BLOCK_K", schedule.BLOCK_K, 32, 1024),
-        power_of_two("row_tile", schedule.row_tile, 8, 16),
-    )
-    if problem:
-        return problem
-    if shape.K % 16 or shape.K > MOST_K:
-        return f"K {shape.K} is no multiple of 16 up to {MOST_K}"
-    if schedule.num_stages > 8:
-        return f"num_stages {schedule.num_stages} is more than 8"
-    return None
-
-
-def digits_contract(shape: RowShape, schedule: FixedSchedule) -> str | None:
-    """Why a shape and a schedule can't go together, or None."""
-    return row_contract(shape.N, schedule)
-
-
 def rescore_contract(shape: RescoreShape, schedule: FixedSchedule) -> str | None:
     """Why a shape and a schedule can't go together, or None."""
     return first_problem(common_contract(schedule), power_of_two("BLOCK_K", shape.BLOCK_K, 16, 256))
 
 
-def digits_launch(shape: RowShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one length of rows."""
-    constants: dict[str, Constant] = {"K": shape.N, "BLOCK": triton.next_power_of_2(shape.N), "ROW_TILE": ROWS,
-                                      "PDL": schedule.pdl}
-    types = {"x_ptr": "*bf16", "digits_ptr": "*i8", "norms_ptr": "*fp32", "stride_xm": "i32"}
-    return Launch(head_digits_kernel, types, constants, options(schedule, numerics))
-
-
-def screen_launch(shape: CertifiedHeadShape, schedule: ScreenSchedule, numerics: Numerics) -> Launch:
-    """The artefact of one head and schedule."""
-    constants: dict[str, Constant] = {
-        "N": shape.N, "K": shape.K, "BLOCK_N": schedule.BLOCK_N, "BLOCK_K": schedule.BLOCK_K, "ROW_TILE": schedule.row_tile,
-        "INT8": schedule.product == "int8", "TINY": 4.0 * shape.K * 2.0**-126, "PDL": schedule.pdl}
-    types = {"x_ptr": "*bf16", "digits_ptr": "*i8", "norms_ptr": "*fp32", "q_ptr": "*i8",
-             **dict.fromkeys(("scale_ptr", "error_ptr", "norm_ptr", "upper_ptr", "low_ptr"), "*fp32"),
-             **dict.fromkeys(("rows", "limit", "stride_xm"), "i32")}
-    return Launch(head_screen_kernel, types, constants, options(schedule, numerics))
-
-
 def rescore_launch(shape: RescoreShape, schedule: FixedSchedule, numerics: Numerics) -> Launch:
     """The artefact of one head and BLOCK_K of the plain head's schedule."""
     constants: dict[str, Constant] = {"N": shape.N, "K": shape.K, "BLOCK_N": TILE, "BLOCK_K": shape.BLOCK_K, "ROW_TILE": ROWS,
-                                      "REGION": REGION, "LOWS": LOWS, "STAGES": STAGES, "PDL": schedule.pdl}
-    types = {"x_ptr": "*bf16", "w_ptr": "*bf16", **dict.fromkeys(("upper_ptr", "low_ptr", "best_ptr"), "*fp32"),
+                                      "REGION": REGION, "STAGES": STAGES, "PDL": schedule.pdl}
+    types = {"x_ptr": "*bf16", "w_ptr": "*bf16", **dict.fromkeys(("upper_ptr", "greatest_ptr", "best_ptr"), "*fp32"),
              **dict.fromkeys(("list_ptr", "id_ptr", "count_ptr"), "*i32"),
-             **dict.fromkeys(("rows", "limit", "blocks", "stride_xm", "stride_wn"), "i32")}
+             **dict.fromkeys(("rows", "limit", "stride_xm", "stride_wn"), "i32")}
     return Launch(head_rescore_kernel, types, constants, options(schedule, numerics))
-
-
-def screen_instructions(shape: CertifiedHeadShape, arch: str) -> Instructions:
-    """int8 digits on sm_90; q converted to bf16 elsewhere."""
-    if arch == "sm_90":
-        return Instructions(required=("IGMMA",), forbidden=("IMMA", "HMMA", "HGMMA"))
-    return Instructions(required=("UTCHMMA",), forbidden=("IMMA", "HMMA"))
 
 
 def rescore_instructions(shape: RescoreShape, arch: str) -> Instructions:
@@ -298,75 +123,26 @@ def rescore_instructions(shape: RescoreShape, arch: str) -> Instructions:
     return tensor_core("bf16", arch)
 
 
-def screen_shared_bytes(shape: CertifiedHeadShape, schedule: ScreenSchedule) -> int:
-    """Lower bound: the tiles in flight."""
-    stages = max(1, min(schedule.num_stages - 1, triton.cdiv(shape.K, schedule.BLOCK_K)))
-    return stages * (schedule.BLOCK_N + 2 * schedule.row_tile) * schedule.BLOCK_K
-
-
-DIGITS = Operation(head_digits_kernel, FixedSchedule, digits_contract, digits_launch, no_tensor_core)
-SCREEN = Operation(head_screen_kernel, ScreenSchedule, screen_contract, screen_launch, screen_instructions, screen_shared_bytes,
-                   ("q_ptr", "scale_ptr", "error_ptr", "norm_ptr"))
 RESCORE = Operation(head_rescore_kernel, FixedSchedule, rescore_contract, rescore_launch, rescore_instructions,
                     early_reads=("w_ptr",))
 
 
 @dataclass(frozen=True)
-class ScreenWeights:
-    """The int8 copy of a head: q [N, K] int8; scale, error, norm [N] fp32, see above."""
-
-    q: "torch.Tensor"
-    scale: "torch.Tensor"
-    error: "torch.Tensor"
-    norm: "torch.Tensor"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a launch reads."""
-        return sum(t.numel() * t.element_size() for t in (self.q, self.scale, self.error, self.norm))
-
-
-def screen_weights(w: "torch.Tensor", product: str = "int8") -> ScreenWeights:
-    """w [N, K] bf16 quantised, with the bounds of a screen by this product. A row that isn't finite has the norm NaN."""
-    import torch
-
-    (N, K), device = w.shape, w.device
-    roundings = 8 * 2.0**-24 * (1 + K**0.5 / 32) if product == "int8" else 2 * K * 2.0**-23 + 8 * 2.0**-24
-    found = ScreenWeights(torch.empty(N, K, dtype=torch.int8, device=device),
-                          *(torch.empty(N, dtype=torch.float32, device=device) for _ in range(3)))
-    for first in range(0, N, PART):
-        part = slice(first, first + PART)
-        exact = w[part].double()
-        finite = exact.isfinite().all(1)
-        exact = torch.where(finite[:, None], exact, 0.0)
-        scale = (exact.abs().amax(1) / 127).clamp(min=2.0**-100).float()
-        q = (exact / scale[:, None].double()).round().clamp(-127, 127)
-        near = q * scale[:, None].double()
-        norm = torch.maximum(exact.norm(dim=1), near.norm(dim=1))
-        error = (exact - near).norm(dim=1) + (2 * K * 2.0**-23 + roundings) * norm
-        found.q[part], found.scale[part], found.error[part] = q.to(torch.int8), scale, (error * 1.001).float()
-        found.norm[part] = torch.where(finite, norm * 1.001, torch.nan).float()
-    return found
-
-
-@dataclass(frozen=True)
 class CertifiedScratch:
-    """Room of one launch. digits [2, ROWS, K] int8; norms [3, ROWS], upper [ROWS, N], low [ROWS, blocks], best [ROWS, regions]
-    fp32; survivors [regions, REGION], ids [ROWS, regions], tokens [ROWS], counts [regions + 1] int32: ids computed again in each
+    """Room of one launch. digits [2, ROWS, K] int8; norms [3, ROWS], upper [ROWS, N], greatest [ROWS] fp32; survivors
+    [regions, REGION] int32; winners: of the regions, and the tokens. counts [regions + 1] int32: ids computed again in each
     region since the counts were zeroed, and launches with a row that wasn't bounded."""
 
     digits: "torch.Tensor"
     norms: "torch.Tensor"
     upper: "torch.Tensor"
-    low: "torch.Tensor"
+    greatest: "torch.Tensor"
     survivors: "torch.Tensor"
-    best: "torch.Tensor"
-    ids: "torch.Tensor"
-    tokens: "torch.Tensor"
+    winners: HeadScratch
     counts: "torch.Tensor"
 
 
-def new_certified_scratch(N: int, K: int, schedule: ScreenSchedule, device: "torch.device") -> CertifiedScratch:
+def new_certified_scratch(N: int, K: int, device: "torch.device") -> CertifiedScratch:
     """Room for launches over N ids."""
     import torch
 
@@ -374,10 +150,10 @@ def new_certified_scratch(N: int, K: int, schedule: ScreenSchedule, device: "tor
         return torch.empty(size, dtype=dtype, device=device)
 
     regions, i32 = triton.cdiv(N, REGION), torch.int32
-    return CertifiedScratch(
-        room(2, ROWS, K, dtype=torch.int8), room(3, ROWS), room(ROWS, N), room(ROWS, triton.cdiv(N, schedule.BLOCK_N)),
-        room(regions, REGION, dtype=i32), room(ROWS, regions), room(ROWS, regions, dtype=i32),
-        torch.zeros(ROWS, dtype=i32, device=device), torch.zeros(regions + 1, dtype=i32, device=device))
+    winners = HeadScratch(room(ROWS, regions), room(ROWS, regions, dtype=i32), torch.zeros(ROWS, dtype=i32, device=device))
+    return CertifiedScratch(room(2, ROWS, K, dtype=torch.int8), room(3, ROWS), room(ROWS, N), room(ROWS),
+                            room(regions, REGION, dtype=i32), winners,
+                            torch.zeros(regions + 1, dtype=i32, device=device))
 
 
 def certified_head(x: Activation, w: Weights, screen: ScreenWeights, *, schedule: ScreenSchedule, head: HeadSchedule,
@@ -385,7 +161,7 @@ def certified_head(x: Activation, w: Weights, screen: ScreenWeights, *, schedule
     """As `lm_head` of kernels/lm_head.py under the schedule `head`, bit for bit: [rows] int32.
 
     Args:
-        x: values [1, rows, K] bf16, 1 <= rows <= schedule.row_tile. w: w [N, K] bf16, no bias. screen: of w and schedule.product.
+        x: values [1, rows, K] bf16, 1 <= rows <= ROWS. w: w [N, K] bf16, no bias. screen: of w and schedule.product.
         limit: ids from it on never win. scratch: where to write, instead of new tensors.
 
     Raises:
@@ -395,25 +171,27 @@ def certified_head(x: Activation, w: Weights, screen: ScreenWeights, *, schedule
     N, blocks, regions = len(w.w), triton.cdiv(len(w.w), schedule.BLOCK_N), triton.cdiv(len(w.w), REGION)
     shape, limit = CertifiedHeadShape(N, K), N if limit is None else limit
     require(w.bias is None and w.scale is None, "a head with a bias or scales", "a bf16 head")
-    require(schedule.row_tile == head.row_tile == ROWS, f"row tiles {schedule.row_tile} and {head.row_tile}", f"{ROWS}")
+    require(head.row_tile == ROWS, f"a plain head with row tile {head.row_tile}", f"{ROWS}")
     require_rows(rows, ROWS)
     require_contract(SCREEN, shape, schedule)
-    out = scratch or new_certified_scratch(N, K, schedule, w.w.device)
+    out = scratch or new_certified_scratch(N, K, w.w.device)
     given = Operand(x.values[0], (rows, K), ("stride_xm",))
     digits, norms = Operand(out.digits, (2, ROWS, K)), Operand(out.norms, (3, ROWS))
-    upper, low = Operand(out.upper, (ROWS, N)), Operand(out.low, (ROWS, blocks))
-    best, ids = Operand(out.best, (ROWS, regions)), Operand(out.ids, (ROWS, regions))
+    upper, greatest = Operand(out.upper, (ROWS, N)), Operand(out.greatest, (ROWS,))
+    best, ids = Operand(out.winners.best, (ROWS, regions)), Operand(out.winners.ids, (ROWS, regions))
+    bounds = {"digits_ptr": digits, "norms_ptr": norms, "greatest_ptr": greatest}
     digit = digits_launch(RowShape(K), DIGITS_SCHEDULE, numerics)
-    digit((rows,), **digit.arguments({"x_ptr": given, "digits_ptr": digits, "norms_ptr": norms}))
+    digit((rows,), **digit.arguments({"x_ptr": given, **bounds}))
     screening = screen_launch(shape, schedule, numerics)
     screening((blocks,), rows=rows, limit=limit, **screening.arguments({
-        "x_ptr": given, "digits_ptr": digits, "norms_ptr": norms, "q_ptr": Operand(screen.q, (N, K)), "upper_ptr": upper,
-        "low_ptr": low, **{f"{name}_ptr": Operand(getattr(screen, name), (N,)) for name in ("scale", "error", "norm")}}))
+        "x_ptr": given, **bounds, "q_ptr": Operand(screen.q, (N, K)), "upper_ptr": upper,
+        **{f"{name}_ptr": Operand(getattr(screen, name), (N,)) for name in ("scale", "error", "norm")}}))
     rescore = rescore_launch(RescoreShape(N, K, head.BLOCK_K), RESCORE_SCHEDULE, numerics)
-    rescore((regions,), rows=rows, limit=limit, blocks=blocks, **rescore.arguments({
-        "x_ptr": given, "w_ptr": Operand(w.w, (N, K), ("stride_wn",)), "upper_ptr": upper, "low_ptr": low, "best_ptr": best,
-        "id_ptr": ids, "list_ptr": Operand(out.survivors, (regions, REGION)), "count_ptr": Operand(out.counts, (regions + 1,))}))
+    rescore((regions,), rows=rows, limit=limit, **rescore.arguments({
+        "x_ptr": given, "w_ptr": Operand(w.w, (N, K), ("stride_wn",)), "upper_ptr": upper, "greatest_ptr": greatest,
+        "list_ptr": Operand(out.survivors, (regions, REGION)), "best_ptr": best, "id_ptr": ids,
+        "count_ptr": Operand(out.counts, (regions + 1,))}))
     reduce = head_reduce_launch(ReduceShape(False), REDUCE_SCHEDULE, numerics)
     reduce((rows,), blocks=regions, **reduce.arguments({
-        "best_ptr": best, "id_ptr": ids, "token_ptr": Operand(out.tokens, (AtLeast(rows),)), "map_ptr": Operand(None)}))
-    return out.tokens[:rows]
+        "best_ptr": best, "id_ptr": ids, "token_ptr": Operand(out.winners.tokens, (AtLeast(rows),)), "map_ptr": Operand(None)}))
+    return out.winners.tokens[:rows]

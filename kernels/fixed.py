@@ -32,7 +32,7 @@ from ..shapes.model import (
     RopeShape,
     RowShape,
 )
-from . import accept, activation, attention, branch_selection, certified_head, lm_head, merge, ngram, norm, prefill, rope
+from . import accept, activation, attention, branch_selection, certified_head, lm_head, merge, ngram, norm, prefill, rope, screen
 from .layout import LONGEST, ROWS
 from .operation import AnyOperation
 
@@ -178,8 +178,8 @@ def prefill_attention_shapes(near: Neighbours) -> Iterable[KernelShape]:
 
 
 def reduce_shapes(near: Neighbours) -> Iterable[KernelShape]:
-    """After lm_head; a drafter's token ids are mapped to the target's."""
-    if near.has("lm_head"):
+    """After lm_head, plain or certified; a drafter's token ids are mapped to the target's."""
+    if near.has("lm_head") or near.has("lm_head_certified"):
         yield ReduceShape(mapped=False)
         if near.drafter:
             yield ReduceShape(mapped=True)
@@ -192,11 +192,12 @@ def digits_shapes(near: Neighbours) -> Iterable[KernelShape]:
 
 
 def rescore_shapes(near: Neighbours) -> Iterable[KernelShape]:
-    """After a certified head's screen, in the plain head's steps."""
+    """After a certified head's screen, in the steps of the plain heads that are here and of the recipe's."""
     if near.has("lm_head_certified"):
-        model = near.model
-        for block in sorted({s.BLOCK_K for s in near.schedules_of("lm_head", HeadSchedule)}):
-            yield RescoreShape(model.vocab_size, model.hidden_size, block)
+        steps = {s.BLOCK_K for s in near.schedules_of("lm_head", HeadSchedule)}
+        steps |= {whole for knobs in near.recipe.defaults.values() if isinstance(whole := knobs["lm_head"]["BLOCK_K"], int)}
+        for block in sorted(steps):
+            yield RescoreShape(near.model.vocab_size, near.model.hidden_size, block)
 
 
 def accept_shapes(near: Neighbours) -> Iterable[KernelShape]:
@@ -230,7 +231,7 @@ FIXED: dict[str, FixedKernel] = {
     "prefill_narrow": FixedKernel(prefill.LINEAR, prefill.NARROW, prefill_linear_shapes),
     "prefill_attention": FixedKernel(prefill.ATTENTION, prefill.ATTENTION_SCHEDULE, prefill_attention_shapes),
     "lm_head_reduce": FixedKernel(lm_head.REDUCE, lm_head.REDUCE_SCHEDULE, reduce_shapes),
-    "head_digits": FixedKernel(certified_head.DIGITS, certified_head.DIGITS_SCHEDULE, digits_shapes),
+    "head_digits": FixedKernel(screen.DIGITS, certified_head.DIGITS_SCHEDULE, digits_shapes),
     "head_rescore": FixedKernel(certified_head.RESCORE, certified_head.RESCORE_SCHEDULE, rescore_shapes),
     "accept": FixedKernel(accept.ACCEPT, FixedSchedule(num_warps=1, pdl=True), accept_shapes),
     "draft_token": FixedKernel(accept.DRAFT_TOKEN, FixedSchedule(num_warps=1, pdl=True), draft_token_shapes),

@@ -8,7 +8,7 @@ from ..schedules.schedule import LinearSchedule, Schedule, schedule_from_dict
 from ..schedules.store import Key
 from ..shapes.model import KernelShape, LinearShape
 from ..shapes.target import Target
-from . import attention, bundle, linear, lm_head, merge, toolchain
+from . import attention, bundle, linear, lm_head, merge, screen, toolchain
 from .findings import FINDINGS
 from .fixed import FIXED
 from .linear import PRELOADED
@@ -24,6 +24,7 @@ TUNABLE: dict[str, AnyOperation] = {
     "merge": merge.OPERATION,
     "lm_head": lm_head.ARGMAX,
     "lm_head_logits": lm_head.LOGITS,
+    "lm_head_certified": screen.SCREEN,
 }
 
 IN_SPACES: dict[str, AnyOperation] = TUNABLE | {name: finding.operation for name, finding in FINDINGS.items()}

@@ -65,7 +65,6 @@ class ScreenSchedule:
     BLOCK_K: int
     num_stages: int
     num_warps: int
-    row_tile: int = 16
     product: str = "int8"
     pdl: bool = False
     maxnreg: int | None = None
@@ -133,7 +132,8 @@ class OwnSchedule:
 
 @dataclass(frozen=True)
 class StepSchedules:
-    """The schedule of each tunable kernel of a decode step. fc: an EAGLE-3 drafter's, None in other models."""
+    """The schedule of each tunable kernel of a decode step. lm_head_certified: None where the plain head runs. fc: an EAGLE-3
+    drafter's, None in other models."""
 
     qkv: LinearSchedule
     o: LinearSchedule
@@ -142,6 +142,7 @@ class StepSchedules:
     attention: AttentionSchedule
     merge: MergeSchedule
     lm_head: HeadSchedule
+    lm_head_certified: ScreenSchedule | None = None
     fc: LinearSchedule | None = None
 
     @property

@@ -23,12 +23,13 @@ from common import parser, publish, run
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.on_gpu.profile import pass_launches
 from tune_kernels.decoder.selection import Options, select_schedules
-from tune_kernels.kernels.certified_head import certified_head, new_certified_scratch, screen_weights
+from tune_kernels.kernels.certified_head import certified_head, new_certified_scratch
 from tune_kernels.kernels.layout import ROWS, Activation, Weights
 from tune_kernels.kernels.lm_head import lm_head, new_scratch
+from tune_kernels.kernels.screen import screen_bytes, screen_weights
 from tune_kernels.schedules.recipe import load_recipe
 from tune_kernels.schedules.schedule import HeadSchedule, ScreenSchedule
-from tune_kernels.shapes.model import load_model_shape
+from tune_kernels.shapes.model import CertifiedHeadShape, load_model_shape
 
 RECIPE = load_recipe("fp8-v1")
 SCREEN = ScreenSchedule(BLOCK_N=64, BLOCK_K=256, num_stages=4, num_warps=4, pdl=True)
@@ -39,6 +40,7 @@ IN_GRAPH, TURNS, WARM_UP = (16, 21, 3) if DEVICE == "cuda" else (2, 1, 0)  # lau
 COPIES = {True: 4, False: 1}  # of a head that L2 could hold, so that each launch reads memory
 L2_BYTES = 200e6
 HEAD, ADVERSARIAL = "head", "adversarial head"
+TOKENS = 400  # in the cache, about, of a decode pass
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Heads:
         self.weights = [Weights(w if i == 0 else w.clone()) for i in range(copies)]
         self.screens = [screen_weights(v.w, screen.product) for v in self.weights]
         self.x = torch.zeros(ROWS, K, dtype=torch.bfloat16, device=w.device)
-        self.scratch, self.plain_scratch = new_certified_scratch(N, K, screen, w.device), new_scratch(N, plain, w.device)
+        self.scratch, self.plain_scratch = new_certified_scratch(N, K, w.device), new_scratch(N, plain, w.device)
 
     def plain(self, rows: int, copy: int = 0) -> torch.Tensor:
         return lm_head(Activation(self.x[None, :rows]), self.weights[copy % len(self.weights)], schedule=self.plain_schedule,
@@ -163,7 +165,7 @@ def check(heads: Heads, kind: str, make: Callable[[int], torch.Tensor], count: i
         for rows_of_launch in pool:
             heads.x.copy_(rows_of_launch)
             plain, found = heads.plain(ROWS), heads.certified(ROWS)
-            values = [s.best.amax(1).view(torch.int32) for s in (heads.plain_scratch, heads.scratch)]
+            values = [s.best.amax(1).view(torch.int32) for s in (heads.plain_scratch, heads.scratch.winners)]
             wrong.add_(((plain != found) | (values[0] != values[1])).sum())
 
     def count_alone() -> None:
@@ -252,9 +254,10 @@ def step(model_name: str, screen: ScreenSchedule) -> list[dict[str, Any]]:
     decoder = Decoder.load("random:0", model_name, "fp8-v1", None, backend="triton", device=DEVICE, capacity=1024,
                            allow_untuned=True)
     model, cache, found = decoder.model, decoder.cache, []
-    copy, scratch = screen_weights(model.head, screen.product), new_certified_scratch(*model.head.shape, screen, model.device)
+    decoder.generate(list(range(TOKENS)), "ar", max_new_tokens=4, ignore_eos=True)  # the cache holds what no NaN reaches
+    copy, scratch = screen_weights(model.head, screen.product), new_certified_scratch(*model.head.shape, model.device)
     for rows in (1, 5):
-        launches = pass_launches(model, cache, rows, 384)
+        launches = pass_launches(model, cache, rows, TOKENS - ROWS)
 
         def certified(rows: int = rows) -> object:
             return certified_head(Activation(model.decode.space.final[None, :rows]), Weights(model.head), copy, schedule=screen,
@@ -294,7 +297,7 @@ def measure(name: str, w: torch.Tensor, real: torch.Tensor | None, screen: Scree
     for t in times:
         print(f"{name}: {t['rows']} rows alone: plain {t['plain_us']:.1f} us, certified {t['certified_us']:.1f}", flush=True)
     record: dict[str, Any] = {"model": name, "real": real is not None, "screen": asdict(screen), "alone": times,
-                              "int8_bytes": heads.screens[0].nbytes}
+                              "int8_bytes": screen_bytes(CertifiedHeadShape(*w.shape))}
     for label, these, share in ((HEAD, heads, 0.7), (ADVERSARIAL, Heads(adversarial(w), plain, screen), 0.3)):
         record[label] = []
         for checked in checks(these, int(rows * share), real if these is heads else None):

@@ -248,7 +248,8 @@ class ModelShape:
         small = (dtype, terms) if self.architecture == "eagle3" else ()
         head = HeadShape(self.draft_vocab_size or self.vocab_size, self.hidden_size, *small)
         return {**self.linear_shapes(dtype, terms), "attention": self.attention_shape, "merge": self.merge_shape,
-                "lm_head": head, "lm_head_logits": head}
+                "lm_head": head, "lm_head_logits": head,
+                **({} if small else {"lm_head_certified": CertifiedHeadShape(head.N, head.K)})}
 
 
 def shipped_names() -> list[str]:

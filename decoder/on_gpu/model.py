@@ -126,6 +126,10 @@ class TritonModel(DeviceNetwork):
         with self.lock, torch.inference_mode(), on(self.device):
             return answered_winners(self.launch_head, self.scratch, final.split(self.head_schedule.row_tile))
 
+    def head_counts(self) -> tuple[int, int]:
+        """See backend.Model."""
+        return self.device_head.counts()
+
     def pass_profile(self, cache: Cache, rows: Sequence[int]) -> PassProfile:
         """See backend.Model."""
         assert isinstance(cache, DeviceCache)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ...kernels.layout import ROWS, Activation, Weights
-from ...kernels.lm_head import HeadScratch, lm_head, lm_head_logits, new_scratch
+from ...kernels.lm_head import HeadScratch, lm_head_logits
 from ...schedules.recipe import Precision, Recipe
 from ...schedules.schedule import StepSchedules
 from ...shapes.model import ModelShape
@@ -19,6 +19,7 @@ from .branches import DeviceBranches
 from .buffers import DeviceInputs, Verified, new_workspace, splits_of
 from .cache import DeviceCache, Pass
 from .graphs import on
+from .head import DeviceHead
 from .layer import Decode, Launched, Prefill, launch_all
 from .weights import PackedLayer, pack_layer, token_table
 
@@ -44,9 +45,9 @@ class DeviceNetwork:
         self.decode = Decode(shape, recipe, space, schedules)
         self.inputs = DeviceInputs(device)
         self.head_schedule = schedules.lm_head
-        self.scratch = new_scratch(self.head.shape[0], self.head_schedule, device)
+        self.device_head = DeviceHead(self.head, schedules, recipe.numerics)
+        self.scratch = self.device_head.scratch
         self.verified = Verified(self.inputs, self.scratch.tokens, space.features)
-        self.lm_head = partial(lm_head, schedule=self.head_schedule, numerics=recipe.numerics)
         self.lm_head_logits = partial(lm_head_logits, schedule=self.head_schedule, numerics=recipe.numerics)
         self.lock = threading.RLock()
 
@@ -119,7 +120,7 @@ class DeviceNetwork:
     def launch_head(self, final: torch.Tensor) -> torch.Tensor:
         """Launches the head over final [rows, H] bf16, at most a row tile. Returns the winners [rows] int32 at a fixed address,
         -1 for a row of NaN."""
-        return self.lm_head(Activation(final[None]), Weights(self.head), limit=self.vocab_limit, scratch=self.scratch)
+        return self.device_head.launch(final, self.vocab_limit)
 
 
 def answered_winners(launch_head: Callable[[torch.Tensor], torch.Tensor], scratch: HeadScratch,

@@ -82,7 +82,7 @@ def read_bytes(model: DeviceNetwork, tokens: int) -> dict[str, int]:
     found = {kernel: sum(layer.linears[kernel].nbytes for layer in model.layers) for kernel in ("qkv", "o", "gate_up", "down")}
     shape = model.shape
     found["attention"] = 2 * 2 * shape.num_layers * tokens * shape.num_kv_heads * shape.head_dim
-    found["lm_head"] = model.head.numel() * model.head.element_size()
+    found["lm_head"] = model.device_head.read_bytes
     return found
 
 

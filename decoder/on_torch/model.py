@@ -84,6 +84,10 @@ class TorchModel:
         ids: list[int] = torch.where(answered, argmax(logits), -1).tolist()
         return ids
 
+    def head_counts(self) -> tuple[int, int]:
+        """See backend.Model: every logit is computed."""
+        return 0, 0
+
     def device_rounds(self, request: RequestState, cache: Cache, plan: RoundPlan) -> None:
         """See backend.Model. None: Python drives every round."""
 

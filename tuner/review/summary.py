@@ -15,7 +15,7 @@ from .evidence import OTHER_CLASS, installed_kernels
 from .times import SAME
 
 ONCE_PER_STEP = ("lm_head", "fc")  # other kernels run once per layer
-NOT_IN_THE_STEP = ("lm_head_logits",)  # greedy decoding runs the variant that writes no logits
+NOT_IN_THE_STEP = ("lm_head_logits", "lm_head_certified")  # lm_head stands for the head, whichever variant runs
 NUMBER_FORMAT = {"dtype": None, "terms": None}  # a shape's fields that the recipe fixes, not the model
 
 

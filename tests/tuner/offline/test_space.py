@@ -141,6 +141,7 @@ def test_shared_memory_over_the_limit_is_known_before_compiling(tmp_path: Path) 
 @pytest.mark.parametrize(("model", "kernel", "fixed"), [
     ("qwen2.5-7b", "lm_head", {"lm_head_reduce", "accept", "draft_token", "ngram", "select_branch"}),
     ("qwen2.5-7b", "lm_head_logits", set()),
+    ("qwen2.5-7b", "lm_head_certified", {"head_digits", "head_rescore", "lm_head_reduce"}),
     ("qwen2.5-7b", "down", {"norm", "quantise_row", "prefill_linear", "prefill_narrow"}),
     ("qwen2.5-7b", "merge", {"quantise", "fold"}),
     ("qwen2.5-7b", "attention", {"attention_persistent", "prefill_attention"}),
@@ -163,12 +164,13 @@ def test_fixed_kernels_have_a_shape_for_every_neighbours_schedule() -> None:
     assert len(norms) == len(set(norms)) == 6, "two counts of partials: for the next layer, with a feature, for the head"
 
 
+@pytest.mark.parametrize("model", ["qwen2.5-7b", "qwen2.5-7b-eagle3"])
 @pytest.mark.parametrize("arch", ARCHES)
-def test_a_recipes_defaults_are_candidates_once(arch: str) -> None:
+def test_a_recipes_defaults_are_candidates_once(arch: str, model: str) -> None:
     """They are the incumbents of a first promotion, which are timed from the same bundle."""
-    mine = subject(arch, kernels=tuple(registry.TUNABLE), model="qwen2.5-7b-eagle3")
+    mine = subject(arch, kernels=tuple(registry.TUNABLE), model=model)
     found = with_those_in_place(candidates(load_space("default"), mine), mine, [])
-    for kernel in registry.TUNABLE:
+    for kernel in mine.shapes:
         default = registry.default_schedule(RECIPE, kernel, arch, mine.shapes[kernel])
         [one] = [c for c in found if (c.kernel, c.schedule) == (kernel, default)]
         assert one.problem is None, kernel

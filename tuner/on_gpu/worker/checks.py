@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ....schedules.promoted import Checks
 from ....schedules.recipe import load_recipe
-from ....schedules.schedule import MergeSchedule, Schedule
+from ....schedules.schedule import HeadSchedule, MergeSchedule, Schedule
 from ....shapes.target import load_sku
 from ..samples.bytes import read_bytes
 from ..samples.gate import Checked, Failure
-from .cases import make_case
+from .cases import Beside, make_case
 from .operands import SIZES, Case, Operands, Sizes, poisoned
 from .process import at_work, install, judged
 from .tasks import Answer, CheckTask, Problem
@@ -93,10 +93,10 @@ def case_of(problem: Problem, operands: Operands) -> Case[Schedule]:
     from ....kernels.registry import default_schedule
 
     recipe = load_recipe(problem.recipe)
-    merging = default_schedule(recipe, "merge", load_sku(problem.target).arch)
-    assert isinstance(merging, MergeSchedule)
+    merge, lm_head = (default_schedule(recipe, kernel, load_sku(problem.target).arch) for kernel in ("merge", "lm_head"))
+    assert isinstance(merge, MergeSchedule) and isinstance(lm_head, HeadSchedule)
     sizes = replace(operands.sizes, occupancies=problem.occupancies)
-    return make_case(problem.kernel, problem.shape, recipe, replace(operands, sizes=sizes), merging)
+    return make_case(problem.kernel, problem.shape, recipe, replace(operands, sizes=sizes), Beside(merge, lm_head))
 
 
 def run_checks(case: Case[S], wide: Case[S], schedule: S, sizes: Sizes = SIZES) -> Checked:

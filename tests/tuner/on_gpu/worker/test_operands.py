@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tune_kernels.kernels import registry
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule
-from tune_kernels.shapes.model import AttentionShape, HeadShape, LinearShape, MergeShape
+from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, LinearSchedule, MergeSchedule, ScreenSchedule
+from tune_kernels.shapes.model import AttentionShape, CertifiedHeadShape, HeadShape, LinearShape, MergeShape
 from tune_kernels.tuner.on_gpu.samples.gate import Checked
 from tune_kernels.tuner.on_gpu.worker import checks
-from tune_kernels.tuner.on_gpu.worker.cases import make_case
+from tune_kernels.tuner.on_gpu.worker.cases import Beside, make_case
 from tune_kernels.tuner.on_gpu.worker.checks import numerics_class as class_of
 from tune_kernels.tuner.on_gpu.worker.operands import Operands, Sizes
 from tune_kernels.tuner.on_gpu.worker.tasks import CheckTask, Problem
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.interpreter
 RECIPE = load_recipe("fp8-v1")
 LINEAR = LinearSchedule(32, 64, 2, 4)
 MERGE = MergeSchedule(BLOCK_D=16, splits=1, num_warps=1)
+BESIDE = Beside(MERGE, HeadSchedule(32, 64, 2, 4))
 ATTENTION = AttentionSchedule(chunk=256, TILE=32, BLOCK_N=64, num_stages=1, num_warps=4)
 CASES = {
     "qkv": (LinearShape(48, 80, "e4m3", bias=True), LINEAR),
@@ -31,6 +32,7 @@ CASES = {
     "lm_head": (HeadShape(80, 64), HeadSchedule(32, 64, 2, 4)),
     "lm_head_logits": (HeadShape(80, 64), HeadSchedule(32, 64, 2, 4)),
     "lm_head_logits of a drafter": (HeadShape(80, 64, "e4m3", 2), HeadSchedule(32, 64, 2, 4)),
+    "lm_head_certified": (CertifiedHeadShape(80, 64), ScreenSchedule(32, 64, 2, 4)),
     "attention": (AttentionShape(4, 2, 16), ATTENTION),
     "merge": (MergeShape(4, 16), MERGE),
 }
@@ -50,7 +52,7 @@ def numerics_class(wide: Any, schedule: Any, sizes: Sizes = SMALL) -> str:
 
 def cases(kernel: str, device: str) -> tuple[Any, Any, Any]:
     shape, schedule = CASES[kernel]
-    made = [make_case(kernel.split()[0], shape, RECIPE, Operands(device, wide, sizes=SMALL), MERGE)
+    made = [make_case(kernel.split()[0], shape, RECIPE, Operands(device, wide, sizes=SMALL), BESIDE)
             for wide in (False, True)]
     return made[0], made[1], schedule
 
@@ -126,7 +128,7 @@ def test_the_recipes_limits_judge(device: str) -> None:
 
 def test_classes_differ_where_the_order_of_a_sum_does(device: str) -> None:
     shape = LinearShape(64, 512)
-    wide = make_case("down", shape, RECIPE, Operands(device, wide=True, sizes=SMALL), MERGE)
+    wide = make_case("down", shape, RECIPE, Operands(device, wide=True, sizes=SMALL), BESIDE)
     by_split = {numerics_class(wide, replace(LINEAR, split_k=n)) for n in (1, 2, 4)}
     assert len(by_split) == 3
 
@@ -137,7 +139,7 @@ def from_bundle(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(checks, "require_artefact", lambda problem, schedule: None)
     monkeypatch.setattr(checks, "install", lambda folder: None)
     monkeypatch.setattr(checks, "case_of", lambda problem, operands: make_case(
-        problem.kernel, problem.shape, RECIPE, replace(operands, device=device, sizes=SMALL), MERGE))
+        problem.kernel, problem.shape, RECIPE, replace(operands, device=device, sizes=SMALL), BESIDE))
     monkeypatch.setattr(checks, "numerics_class", numerics_class)
     checks.wide_case.cache_clear()
     yield
@@ -160,7 +162,7 @@ def test_a_class_is_the_same_without_the_checks(kernel: str, device: str, from_b
 @pytest.mark.parametrize("kernel", CASES)
 def test_a_timed_launch_takes_any_copy(kernel: str, device: str) -> None:
     shape, schedule = CASES[kernel]
-    case = make_case(kernel, shape, RECIPE, Operands(device, copies=2, sizes=SMALL), MERGE)
+    case = make_case(kernel, shape, RECIPE, Operands(device, copies=2, sizes=SMALL), BESIDE)
     for copy in (0, 1):
         case.timed(schedule, copy)
 
