@@ -28,7 +28,7 @@ from tune_kernels.decoder.on_gpu.ssd_rounds import SsdRounds
 from tune_kernels.decoder.on_gpu.verification import Verification
 from tune_kernels.decoder.request.request import Server
 from tune_kernels.decoder.rows import Appended
-from tune_kernels.decoder.selection import Options, select_schedules
+from tune_kernels.decoder.selection import CERTIFIED, Options, select_schedules
 from tune_kernels.kernels import bundle, registry
 from tune_kernels.schedules import store
 from tune_kernels.schedules.recipe import Recipe, load_recipe
@@ -142,7 +142,8 @@ def test_nothing_is_missing(model: ModelShape, recipe: str, with_promoted: bool,
         make_bundle(tmp_path / "bundle", one, chosen, tmp_path / "schedules")
     for kernel in registry.jitted():
         bundle.install(kernel, tmp_path / "bundle")
-    options = Options(schedules=str(tmp_path / "schedules"), allow_untuned=True)
+    asked = {} if with_promoted else {CERTIFIED: registry.default_schedule(chosen, CERTIFIED, "sm_90")}
+    options = Options(schedules=str(tmp_path / "schedules"), allow_untuned=True, overrides=asked)
     decoder = make_decoder(model, chosen, options)
     origins = {row["kernel"]: row["origin"] for row in decoder.model.notes.schedules}
     assert {k for k, origin in origins.items() if origin == "promoted"} == (set(PROMOTED) if with_promoted else set())
@@ -153,4 +154,5 @@ def test_nothing_is_missing(model: ModelShape, recipe: str, with_promoted: bool,
         network.entry = replace(network.entry, normed_residual=normed_residual)
         run_all(decoder, eagle, small)
     unused = {kernel.__name__ for kernel in registry.jitted()} - set(gpu.launched)
-    assert unused == (set() if recipe == "fp8-v1" else {"quantise_kernel"})
+    certified = set() if asked else {"head_digits_kernel", "head_screen_kernel", "head_rescore_kernel"}
+    assert unused == certified | (set() if recipe == "fp8-v1" else {"quantise_kernel"})
