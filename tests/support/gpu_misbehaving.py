@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from tune_kernels.tuner.on_gpu.worker.case import RowsCase
 from tune_kernels.tuner.on_gpu.worker.checks import run_checks
 from tune_kernels.tuner.on_gpu.worker.process import at_work
 from tune_kernels.tuner.on_gpu.worker.tasks import Answer, CheckTask
@@ -35,7 +36,7 @@ def kernel(x_ptr, out_ptr, flag_ptr, rows, SIZE: tl.constexpr, KIND: tl.constexp
         tl.store(out_ptr + row * SIZE + offs, y)
 
 
-class Twice:
+class Twice(RowsCase[Any]):
     """A case: out = 2 x."""
 
     def __init__(self, kind: int) -> None:

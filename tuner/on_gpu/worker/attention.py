@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from ....schedules.recipe import Numerics, Recipe
 from ....schedules.schedule import AttentionSchedule, MergeSchedule
 from ....shapes.model import AttentionShape, MergeShape
+from .case import RowsCase
 from .operands import CLASS_ROWS, Operands, around, relative_rms
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ....kernels.attention import Partials
 
 
-class AttentionCase:
+class AttentionCase(RowsCase[AttentionSchedule]):
     """Split-KV attention. Partials have no reference of their own: `output` merges them under the recipe's default."""
 
     def __init__(self, shape: AttentionShape, recipe: Recipe, make: Operands, merging: MergeSchedule) -> None:
@@ -77,7 +78,7 @@ class AttentionCase:
                     yield from (made.acc[:, :rows], made.m[:, :rows], made.l[:, :rows], made.o)
 
 
-class MergeCase:
+class MergeCase(RowsCase[MergeSchedule]):
     """Merge of partials, each of the recipe's chunk of keys."""
 
     def __init__(self, shape: MergeShape, recipe: Recipe, make: Operands) -> None:

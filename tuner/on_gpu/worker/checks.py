@@ -2,25 +2,21 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ....schedules.promoted import Checks
-from ....schedules.recipe import load_recipe
-from ....schedules.schedule import HeadSchedule, MergeSchedule, Schedule
+from ....schedules.schedule import Schedule
 from ....shapes.target import load_sku
-from ..samples.bytes import read_bytes
 from ..samples.gate import Checked, Failure
-from .cases import Beside, make_case
-from .operands import SIZES, Case, Operands, Sizes, poisoned
-from .process import at_work, install, judged
+from .case import Case, bytes_of, same
+from .cases import workload_of
+from .operands import SIZES, Operands, Sizes, poisoned
+from .own import StrayWrite
+from .process import at_work, judged
 from .tasks import Answer, CheckTask, Problem
-
-if TYPE_CHECKING:
-    import torch
 
 L2_TURNS = 3  # minimum total size of the large operands' copies, in L2 sizes
 MAX_LAUNCHES = 256  # per graph
@@ -30,7 +26,7 @@ S = TypeVar("S")
 def check(task: CheckTask) -> Answer[Checked]:
     """The checks of one candidate, cheapest first, up to the first failure."""
     def checks() -> Checked:
-        return run_checks(usual_case(task.problem), wide_case(task.problem), task.schedule)
+        return run_checks(usual_case(task.problem), wide_case(task.problem), task.schedule, workload_of(task.problem).sizes)
 
     return _from_bundle(task, checks)
 
@@ -49,9 +45,9 @@ def _from_bundle(task: CheckTask, checks: Callable[[], Checked]) -> Answer[Check
     def checked() -> Checked:
         try:
             require_artefact(task.problem, task.schedule)
-            install(task.problem.bundle)
+            workload_of(task.problem).install()
             return checks()
-        except (BundleError, ContractError) as e:
+        except (BundleError, ContractError, StrayWrite) as e:
             return Checked(failure=Failure("launch", e.found))
 
     return at_work(task.words, checked, task.name)
@@ -59,17 +55,15 @@ def _from_bundle(task: CheckTask, checks: Callable[[], Checked]) -> Answer[Check
 
 def require_artefact(problem: Problem, schedule: Schedule) -> None:
     """Raises BundleError if a candidate's artefact is missing in the bundle, or isn't the inspected one."""
-    from ....kernels import bundle, registry
+    from ....kernels import bundle
 
-    launch = registry.operation(problem.kernel).launch(problem.shape, schedule, load_recipe(problem.recipe).numerics)
-    key = bundle.artefact_key(launch, load_sku(problem.target).capability)
+    key = bundle.artefact_key(workload_of(problem).launch(schedule), load_sku(problem.target).capability)
     bundle.require_judged(bundle.read(Path(problem.bundle) / "artefacts" / key), key, judged(problem.bundle))
 
 
 def copies_of(problem: Problem) -> int:
     """Copies of the large operands that together have L2_TURNS times the size of the L2; at most MAX_LAUNCHES."""
-    size = read_bytes(problem.shape, load_recipe(problem.recipe).kv_chunk, problem.occupancies)
-    copies = math.ceil(L2_TURNS * load_sku(problem.target).l2_bytes / size)
+    copies = math.ceil(L2_TURNS * load_sku(problem.target).l2_bytes / workload_of(problem).read_bytes)
     return 2 * math.ceil(min(copies, MAX_LAUNCHES) / 2) if copies > 1 else 1  # even: two occupancies alternate
 
 
@@ -89,72 +83,40 @@ def wide_case(problem: Problem) -> Case[Schedule]:
 
 
 def case_of(problem: Problem, operands: Operands) -> Case[Schedule]:
-    """The case of a problem, with its occupancies."""
-    from ....kernels.registry import default_schedule
-
-    recipe = load_recipe(problem.recipe)
-    merge, lm_head = (default_schedule(recipe, kernel, load_sku(problem.target).arch) for kernel in ("merge", "lm_head"))
-    assert isinstance(merge, MergeSchedule) and isinstance(lm_head, HeadSchedule)
-    sizes = replace(operands.sizes, occupancies=problem.occupancies)
-    return make_case(problem.kernel, problem.shape, recipe, replace(operands, sizes=sizes), Beside(merge, lm_head))
+    """The case of a problem."""
+    return workload_of(problem).case(operands)
 
 
 def run_checks(case: Case[S], wide: Case[S], schedule: S, sizes: Sizes = SIZES) -> Checked:
     """Checks: error against the reference with poisoned output, row invariance, determinism. Then the class. case: for the
     checks; wide: for the class."""
-    rows = case.rows(schedule)
     with poisoned():
-        whole = case.output(schedule, 0, rows)
-    error, limit = case.error(whole), case.limit(schedule)
-    checks = {"reference": Checks(1, int(error <= limit))}
-    if not error <= limit:
-        wrong = f"relative RMS error {error:.2e} against fp64, at most {limit:.0e} in this recipe"
-        return Checked(checks, error, failure=Failure("reference", unwritten(whole) or wrong))
+        whole = case.whole(schedule)
+    error, wrong = case.wrong(whole, schedule)
+    checks = {"reference": Checks(1, int(not wrong))}
+    if wrong:
+        return Checked(checks, error, failure=Failure("reference", wrong))
     with poisoned():
-        differ = [what for what, found, right in _row_pairs(case, schedule, whole) if not same(found, right)]
-        checks["rows"] = Checks(2 * rows - 1, 2 * rows - 1 - len(differ))
+        pairs = [(what, same(found, right)) for what, found, right in case.row_pairs(schedule, whole)]
+        differ = [what for what, equal in pairs if not equal]
+        if pairs:
+            checks["rows"] = Checks(len(pairs), len(pairs) - len(differ))
         if differ:
             return Checked(checks, error, failure=Failure("rows", f"bits differ: {', '.join(differ[:3])}"))
-        again = [case.output(schedule, 0, rows) for _ in range(sizes.repeats)]
-    differing = sum(not same(one, whole) for one in again)
+        differing = sum(not same(case.whole(schedule), whole) for _ in range(sizes.repeats))
     checks["determinism"] = Checks(sizes.repeats, sizes.repeats - differing)
     if differing:
         return Checked(checks, error, failure=Failure("determinism", f"{differing} of {sizes.repeats} runs gave other bits"))
     return Checked(checks, error, numerics_class(wide, schedule, sizes))
 
 
-def _row_pairs(case: Case[S], schedule: S, whole: "torch.Tensor") -> "Iterator[tuple[str, torch.Tensor, torch.Tensor]]":
-    for rows in range(1, len(whole)):
-        yield f"{rows} rows of {len(whole)}", case.output(schedule, 0, rows), whole[:rows]
-    for r in range(len(whole)):
-        yield f"row {r} alone", case.output(schedule, r, 1), whole[r:r + 1]
-
-
 def numerics_class(wide: Case[S], schedule: S, sizes: Sizes = SIZES) -> str:
     """SHA-256 of at least `class_outputs` outputs on `wide` operands."""
-    import torch
-
     digest, count = hashlib.sha256(), 0
     with poisoned():
         for part in wide.bits(schedule):
-            digest.update(part.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+            digest.update(bytes_of(part).cpu().numpy().tobytes())
             count += part.numel()
             if count >= sizes.class_outputs:
                 break
     return digest.hexdigest()
-
-
-def unwritten(output: "torch.Tensor") -> str:
-    """A message on outputs that are still poison, or an empty string."""
-    import torch
-
-    poison = output.isnan() if output.is_floating_point() else output == torch.iinfo(output.dtype).max
-    left = int(poison.sum())
-    return f"{left} of {output.numel()} outputs were not written, or are NaN" if left else ""
-
-
-def same(a: "torch.Tensor", b: "torch.Tensor") -> bool:
-    """Whether two tensors are equal byte for byte: NaN equals itself, 0.0 differs from -0.0."""
-    import torch
-
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ....schedules.recipe import Recipe
 from ....schedules.schedule import HeadSchedule, ScreenSchedule
 from ....shapes.model import CertifiedHeadShape, HeadShape
+from .case import RowsCase
 from .operands import CLASS_ROWS, Factors, Operands, relative_rms
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ....kernels.screen import ScreenWeights
 
 
-class HeadCase:
+class HeadCase(RowsCase[HeadSchedule]):
     """The head. The error of the argmax variant is the distance of its token's logit from the largest. Its class is that of the
     logits under the same schedule: both use the same reduction."""
 
@@ -67,7 +68,7 @@ class HeadCase:
                     yield self.launch(schedule, first, rows, logits=True)
 
 
-class CertifiedCase:
+class CertifiedCase(RowsCase[ScreenSchedule]):
     """The certified head, its four launches. plain: the schedule whose steps it computes again in. Judged as the argmax variant;
     its class is that of the upper bounds, as its winners are the plain head's under any schedule."""
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 from ....schedules.recipe import Recipe
 from ....schedules.schedule import LinearSchedule
 from ....shapes.model import LinearShape
+from .case import RowsCase
 from .operands import CLASS_ROWS, Factors, Operands, relative_rms
 
 if TYPE_CHECKING:
     import torch
 
 
-class LinearCase:
+class LinearCase(RowsCase[LinearSchedule]):
     """y = x @ w.T with scales and bias. Partials are added in index order, as the next kernel does."""
 
     def __init__(self, shape: LinearShape, recipe: Recipe, make: Operands) -> None:

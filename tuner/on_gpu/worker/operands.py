@@ -1,4 +1,4 @@
-"""Operands of checks and timings, and the interface of a kernel's case.
+"""Operands of checks and timings.
 
 `normal` operands serve errors and times, `wide` ones numerics classes (see `values`).
 """
@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from ....shapes.model import HeadShape, LinearShape
 from ..samples.bytes import OCCUPANCIES, TIMED_ROWS
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ....kernels.layout import Activation, Weights
 
 CLASS_ROWS = (1, TIMED_ROWS)
-S = TypeVar("S", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -37,30 +36,6 @@ class Sizes:
 
 
 SIZES = Sizes()
-
-
-class Case(Protocol[S]):
-    """One kernel on one shape's operands. All its launches for checks and timings are made here. Candidates share the operands:
-    each launch takes a schedule."""
-
-    def limit(self, schedule: S) -> float:
-        """The recipe's limit of this schedule's error."""
-
-    def rows(self, schedule: S) -> int:
-        """Number of rows that a launch with this schedule is checked with."""
-
-    def output(self, schedule: S, first: int, rows: int) -> "torch.Tensor":
-        """Output [rows, ...] of rows first .. first + rows - 1, as `error` takes it."""
-
-    def error(self, output: "torch.Tensor") -> float:
-        """Relative RMS error of `output(schedule, 0, n)` against fp64; NaN if the output has a NaN."""
-
-    def timed(self, schedule: S, copy: int) -> None:
-        """One launch for a timing, on one copy of the large operands."""
-
-    def bits(self, schedule: S) -> Iterator["torch.Tensor"]:
-        """Endless outputs for the numerics class, of varying inputs. Entries that the kernel leaves unwritten keep the poison of
-        `poisoned`."""
 
 
 @dataclass(frozen=True)

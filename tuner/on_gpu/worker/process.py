@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from ....kernels.operation import Jitted
 from ....shapes.errors import UserError
 from ...errors import GpuError
 from ...offline.report import read_report
@@ -63,11 +64,25 @@ def install(folder: str) -> None:
     Raises:
         GpuError: torch finds no GPU.
     """
-    import torch
-
     from ....kernels import bundle, registry
+
+    require_gpu()
+    for kernel in registry.jitted():
+        bundle.install(kernel, Path(folder), compile_missing=True, judged=judged(folder))
+
+
+@cache
+def install_own(kernel: Jitted, folder: str) -> None:
+    """From now on a kernel of one's own launches from the bundle, and from nowhere else. Raises GpuError: torch finds no GPU."""
+    from ....kernels import bundle
+
+    require_gpu()
+    bundle.install(kernel, Path(folder), judged=judged(folder))
+
+
+def require_gpu() -> None:
+    """Raises GpuError."""
+    import torch
 
     if not torch.cuda.is_available():
         raise GpuError("torch finds no GPU", expected="an NVIDIA GPU and a CUDA build of torch")
-    for kernel in registry.jitted():
-        bundle.install(kernel, Path(folder), compile_missing=True, judged=judged(folder))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ....kernels.loading import Source
 from ....schedules.schedule import Schedule
 from ....shapes.model import KernelShape
 from ..samples.bytes import OCCUPANCIES
@@ -13,14 +14,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Problem:
-    """One kernel and shape on one SKU. bundle: the folder of its artefacts. occupancies: tokens in the cache when attention and
-    merge are timed."""
+    """One kernel and shape on one SKU. bundle: the folder of its artefacts. source: of a kernel of one's own. occupancies: tokens
+    in the cache when attention and merge are timed."""
 
     kernel: str
     shape: KernelShape
     target: str
     recipe: str
     bundle: str
+    source: Source | None = None
     occupancies: tuple[int, ...] = OCCUPANCIES
 
 

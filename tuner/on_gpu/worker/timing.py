@@ -9,22 +9,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ....schedules.recipe import load_recipe
 from ....schedules.schedule import Schedule
 from ....shapes.target import load_sku
-from ..samples.bytes import read_bytes
 from ..samples.timing import Batch, State, round_order
 from .calls import count_calls
+from .case import Case
+from .cases import workload_of
 from .checks import MAX_LAUNCHES, copies_of, require_artefact, usual_case
 from .gpu_state import read_state
-from .operands import Case
-from .process import install, last_words
+from .process import last_words
 from .tasks import Answer, Problem, TimeTask
 
 if TYPE_CHECKING:
     import torch
 
 SAMPLE_US = 400  # minimum duration of a sample: an event resolves 0.5 us
+TRIED = 4  # launches that tell how long one takes
 STATE_SECONDS = 0.02  # between readings of clocks and throttling: short rounds share one
 Note = Callable[[str], None]  # notes the current candidate
 
@@ -32,11 +32,11 @@ Note = Callable[[str], None]  # notes the current candidate
 @dataclass
 class Bench:
     """The case of one problem and the graphs of its timed candidates, kept between tasks. copies: of the large operands.
-    launches: per graph."""
+    launches: per graph, None until a launch was timed."""
 
     case: Case[Schedule]
     copies: int
-    launches: int
+    launches: int | None
     graphs: dict[tuple[str, Schedule], "torch.cuda.CUDAGraph"] = field(default_factory=dict)
 
     def graph(self, name: str, schedule: Schedule) -> "torch.cuda.CUDAGraph":
@@ -47,8 +47,22 @@ class Bench:
             for copy in range(min(self.copies, 2)):  # loads the module, which a capture can't do
                 self.case.timed(schedule, copy)
             torch.cuda.synchronize()
+            if self.launches is None:
+                self.launches = launches_of(self.copies, self._launch_us(schedule))
             self.graphs[name, schedule] = _captured(lambda i: self.case.timed(schedule, i % self.copies), self.launches)
         return self.graphs[name, schedule]
+
+    def _launch_us(self, schedule: Schedule) -> float:
+        """Time of a launch, launched one by one: no less than in a graph."""
+        import torch
+
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for i in range(TRIED):
+            self.case.timed(schedule, i % self.copies)
+        last.record()
+        torch.cuda.synchronize()
+        return first.elapsed_time(last) * 1e3 / TRIED
 
 
 def _captured(launch: Callable[[int], None], launches: int) -> "torch.cuda.CUDAGraph":
@@ -77,7 +91,7 @@ def measure(task: TimeTask) -> Answer[Batch]:
 
     counter = count_calls()
     with last_words(Path(task.words), "") as note:
-        install(task.problem.bundle)
+        workload_of(task.problem).install()
         bench = bench_of(task.problem)
         for name, schedule in task.candidates:
             note(name)
@@ -121,15 +135,19 @@ def rounds_of(task: TimeTask, bench: Bench, note: Note) -> tuple[dict[str, list[
         else:
             states.append(states[-1])
         for name in names:
-            samples[name].append(events[name][0].elapsed_time(events[name][1]) * 1e3 / bench.launches)
+            samples[name].append(events[name][0].elapsed_time(events[name][1]) * 1e3 / (bench.launches or 1))
     return samples, states
 
 
 @lru_cache(maxsize=1)
 def bench_of(problem: Problem) -> Bench:
     """The bench of one problem. Only the last problem's is kept."""
-    size = read_bytes(problem.shape, load_recipe(problem.recipe).kv_chunk, problem.occupancies)
-    copies = copies_of(problem)
-    at_least = math.ceil(SAMPLE_US / (size / load_sku(problem.target).peak_tb_s / 1e6 + 1))
-    launches = min(MAX_LAUNCHES, copies * math.ceil(max(1, at_least / copies)))
-    return Bench(usual_case(problem), copies, launches)
+    work, copies = workload_of(problem), copies_of(problem)
+    if not work.bandwidth_bound:
+        return Bench(usual_case(problem), copies, None)
+    return Bench(usual_case(problem), copies, launches_of(copies, work.read_bytes / load_sku(problem.target).peak_tb_s / 1e6 + 1))
+
+
+def launches_of(copies: int, launch_us: float) -> int:
+    """Launches per graph: SAMPLE_US at least, each copy equally often, at most MAX_LAUNCHES."""
+    return min(MAX_LAUNCHES, copies * math.ceil(max(1, math.ceil(SAMPLE_US / launch_us) / copies)))

@@ -13,6 +13,7 @@ from tune_kernels.schedules.schedule import AttentionSchedule, HeadSchedule, Lin
 from tune_kernels.shapes.model import AttentionShape, CertifiedHeadShape, HeadShape, LinearShape, MergeShape
 from tune_kernels.tuner.on_gpu.samples.gate import Checked
 from tune_kernels.tuner.on_gpu.worker import checks
+from tune_kernels.tuner.on_gpu.worker.case import RowsCase
 from tune_kernels.tuner.on_gpu.worker.cases import Beside, make_case
 from tune_kernels.tuner.on_gpu.worker.checks import numerics_class as class_of
 from tune_kernels.tuner.on_gpu.worker.operands import Operands, Sizes
@@ -82,14 +83,12 @@ def test_outputs_of_integers_and_of_merges_are_poisoned_too(kernel: str, device:
     assert checked.failure and "were not written" in checked.failure.detail
 
 
-class Wrong:
+class Wrong(RowsCase[Any]):
     """A case whose output is spoilt."""
 
     def __init__(self, case: Any, spoil: Any) -> None:
         self.case, self.spoil, self.count = case, spoil, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.case, name)
+        self.limit, self.rows, self.error = case.limit, case.rows, case.error  # type: ignore[method-assign]
 
     def output(self, schedule: Any, first: int, rows: int) -> Any:
         self.count += 1
@@ -137,7 +136,7 @@ def test_classes_differ_where_the_order_of_a_sum_does(device: str) -> None:
 def from_bundle(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The worker's tasks find every artefact, and make their operands here."""
     monkeypatch.setattr(checks, "require_artefact", lambda problem, schedule: None)
-    monkeypatch.setattr(checks, "install", lambda folder: None)
+    monkeypatch.setattr("tune_kernels.tuner.on_gpu.worker.cases.install", lambda folder: None)
     monkeypatch.setattr(checks, "case_of", lambda problem, operands: make_case(
         problem.kernel, problem.shape, RECIPE, replace(operands, device=device, sizes=SMALL), BESIDE))
     monkeypatch.setattr(checks, "numerics_class", numerics_class)
