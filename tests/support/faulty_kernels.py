@@ -29,9 +29,10 @@ def double(x_ptr, y_ptr, ticket_ptr, rows, H, FAULT: tl.constexpr, BLOCK: tl.con
         tl.store(y_ptr + rows * H + offs, y, mask=offs < 1)
     if FAULT == "unmasked":
         y = y + 0.0 * tl.load(x_ptr + rows * H + offs)
-    if FAULT != "nothing":
-        if (program == 0) or (FAULT == "race"):
-            tl.store(y_ptr + row * H + offs, y, mask=mask)
+    if FAULT == "race":
+        tl.store(y_ptr + row * H + offs, y, mask=mask)
+    elif FAULT != "nothing":
+        tl.store(y_ptr + row * H + offs, y, mask=mask & (program == 0))
 
 
 def make(*faults: str, **changes: object) -> Kernel:

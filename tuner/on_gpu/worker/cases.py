@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ....kernels import bundle, loading, registry
 from ....kernels.operation import Launch
-from ....schedules.recipe import Numerics, Recipe, load_recipe
+from ....schedules.recipe import OWN, Recipe, load_recipe
 from ....schedules.schedule import HeadSchedule, MergeSchedule, OwnSchedule, Schedule
 from ....shapes.model import AttentionShape, CertifiedHeadShape, HeadShape, KernelShape, LinearShape, MergeShape
 from ....shapes.own import OwnShape
@@ -22,7 +22,6 @@ from .own import OwnCase, launch_bytes
 from .process import install, install_own
 from .tasks import Problem
 
-NO_NUMERICS = Numerics(enable_fp_fusion=True, max_num_imprecise_acc={})  # unread: knobs of one's own say it
 OWN_REPEATS = 32  # of a kernel whose order of sums nobody has looked at
 
 
@@ -120,7 +119,7 @@ class OwnWorkload:
         return replace(SIZES, repeats=OWN_REPEATS)
 
     def launch(self, schedule: OwnSchedule, shape: OwnShape | None = None) -> Launch:
-        return loading.load(self.source).operation.launch(shape or self.shape, schedule, NO_NUMERICS)
+        return loading.load(self.source).operation.launch(shape or self.shape, schedule, OWN.numerics)
 
     def install(self) -> None:
         install_own(loading.load(self.source).jitted, self.problem.bundle)
