@@ -18,6 +18,7 @@ from .errors import ScheduleError
 from .schedule import Schedule, schedule_id, schedule_of
 
 RANDOM_WEIGHTS, PATH_WEIGHTS = "random:", "path:"
+NO_WEIGHTS = "none"  # of a kernel of one's own: no decoder was asked
 CHECKS = ("reference", "rows", "determinism", "agreement", "full_model", "quality")  # kinds that --on-gpu and verify run
 MIGRATE = "python -m tune_kernels.schedules.migrate"
 
@@ -25,6 +26,11 @@ AnyShape = Annotated[KernelShape, From(shape_from_dict)]
 AnySchedule = Annotated[Schedule, From(schedule_of)]
 Interval = Annotated[tuple[Positive, Positive], Rule("[low, high]", lambda ends: ends[0] <= ends[1])]
 Ascending = Annotated[tuple[Positive, ...], Rule("numbers in ascending order", lambda numbers: list(numbers) == sorted(numbers))]
+
+
+def are_weights(text: str) -> bool:
+    """Whether this says on which weights a decoder was asked, or that none was."""
+    return text == NO_WEIGHTS or text.startswith((RANDOM_WEIGHTS, PATH_WEIGHTS))
 
 
 @dataclass(frozen=True)
@@ -111,15 +117,15 @@ class Checks:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence of a schedule. tokens_sha256: of all compared tokens. weights: `random:SEED`, or `path:NAME` with a
-    fingerprint. full_model: the whole step's time, new over previous, by mode."""
+    """The evidence of a schedule. tokens_sha256: of all compared tokens. weights: `random:SEED`, `path:NAME` with a fingerprint,
+    or `none`. full_model: the whole step's time, new over previous, by mode."""
 
     schedule_id: Digest
     checks: Mapping[str, Annotated[Checks, Rule("at most as many passed as ran", lambda c: c.passed <= c.run)]]
     prompts: Count
     tokens_compared: Count
     tokens_sha256: Digest | None
-    weights: Annotated[str, Rule("random:SEED or path:NAME", lambda text: text.startswith((RANDOM_WEIGHTS, PATH_WEIGHTS)))]
+    weights: Annotated[str, Rule("random:SEED, path:NAME or none", lambda text: are_weights(text))]
     weights_fingerprint: str | None
     full_model: Mapping[str, Paired]
 

@@ -1,4 +1,5 @@
-"""The store of promoted schedules: the only reader and writer of `SKU/MODEL.RECIPE.json`, and the one look-up.
+"""The store of promoted schedules: the only reader and writer of `SKU/MODEL.RECIPE.json` and, of a kernel of one's own,
+`SKU/KERNEL.json`; and the one look-up.
 
 A folder of schedules has a folder per SKU. A file has one row per kernel and shape. Look-up is by SKU, kernel, shape, recipe,
 Triton, ptxas, flags and kernel source, never by the model's name. Files have one layout (sorted keys, sorted rows, a list of
@@ -17,9 +18,10 @@ from pathlib import Path
 
 from ..shapes.fields import Fields, parse_fields, read_fields, require_name, shown
 from ..shapes.files import locked, replace_text
-from ..shapes.model import KernelShape, shape_to_dict
+from ..shapes.model import KernelShape, dims_of, shape_to_dict
 from .errors import NotPromoted, ScheduleError
 from .promoted import PromotedSchedule, Toolchain, row_to_dict
+from .recipe import OWN
 
 SCHEMA = "tune-kernels/promoted-schedules/2"
 UNSEALED = "tune-kernels/promoted-schedules/1"  # rows without row_digest: readable, but refused by look-up
@@ -42,7 +44,7 @@ class Key:
 
     def parts(self) -> dict[str, object]:
         """Each part by display name."""
-        return {"kernel": self.kernel, "shape": shape_to_dict(self.shape), "target": self.target, "recipe": self.recipe,
+        return {"kernel": self.kernel, "shape": dict(dims_of(self.shape)), "target": self.target, "recipe": self.recipe,
                 "Triton": self.toolchain.triton, "ptxas": self.toolchain.ptxas, "flags": dict(self.toolchain.flags),
                 "kernel source": self.kernel_digest}
 
@@ -63,7 +65,7 @@ class PromotedFile:
     @property
     def name(self) -> str:
         """Its path in a folder of schedules."""
-        return f"{self.target}/{self.model}.{self.recipe}.json"
+        return f"{self.target}/{self.model}.json" if self.recipe == OWN.name else f"{self.target}/{self.model}.{self.recipe}.json"
 
 
 def search_path(schedules: Path | None = None) -> list[Path]:
@@ -84,13 +86,20 @@ def lookup(key: Key, folders: Sequence[Path]) -> PromotedSchedule:
     """
     refused: list[str] = []
     for folder in folders:
-        for path in sorted((folder / key.target).glob(f"*.{key.recipe}.json")):
+        for path in _files(folder / key.target, key):
             for row in read(path).rows:
                 if key_of(row) == key:
                     if not (problems := row.problems()):
                         return row
                     refused.append(f"{path}: {row.kernel}: {problems[0].text}")
     raise _not_promoted(key, folders, refused)
+
+
+def _files(folder: Path, key: Key) -> list[Path]:
+    """The files that may hold a row. A kernel of one's own has a file of its own."""
+    if key.recipe == OWN.name:
+        return [path] if (path := folder / f"{key.kernel}.json").exists() else []
+    return sorted(folder.glob(f"*.{key.recipe}.json"))
 
 
 def rows_like(folders: Iterable[Path], wanted: Callable[[PromotedSchedule], bool]) -> list[PromotedSchedule]:
@@ -164,6 +173,9 @@ def promote(folder: Path, new: PromotedFile, instead_of: Iterable[PromotedSchedu
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent / f".{path.name}.lock"):
             old = read(path) if path.exists() else None
+            if old and (old.model, old.recipe) != (new.model, new.recipe):
+                raise ScheduleError(f"{path} holds rows of {old.model}, {old.recipe}", expected=f"of {new.model}, {new.recipe}",
+                                    action="give the kernel another name")
             if instead_of is not None:
                 _require_same(path, old, new, list(instead_of))
             text = text_of(with_rows(old, new))
@@ -192,8 +204,10 @@ def _place(row: PromotedSchedule) -> tuple[str, str]:
 
 def _not_promoted(key: Key, folders: Sequence[Path], refused: list[str]) -> NotPromoted:
     wanted = key.parts()
-    what = f"no promoted schedule of {key.kernel} {wanted['shape']} for {key.target}, recipe {key.recipe}"
-    run = f"tune-kernels --on-gpu --kernel {key.kernel} --promote on a {key.target}, or --allow-untuned for the recipe's default"
+    own = key.recipe == OWN.name
+    what = f"no promoted schedule of {key.kernel} {wanted['shape']} for {key.target}" + ("" if own else f", recipe {key.recipe}")
+    run = (f"tune-kernels --on-gpu --kernel {'FILE.py' if own else key.kernel} --promote on a {key.target}, or "
+           + ("tuned(kernel, default={...})" if own else "--allow-untuned for the recipe's default"))
     if refused:
         return NotPromoted(f"{what}: {refused[0]}", expected="a row as it was measured", action=run)
     near = _nearest(wanted, folders)

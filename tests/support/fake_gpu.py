@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tune_kernels import Kernel
 from tune_kernels.kernels import bundle, registry, toolchain
+from tune_kernels.kernels.loading import Source
 from tune_kernels.schedules.promoted import Checks
-from tune_kernels.schedules.recipe import load_recipe
+from tune_kernels.schedules.recipe import OWN, Recipe, load_recipe
 from tune_kernels.schedules.schedule import LinearSchedule, Schedule, schedule_id, schedule_to_dict
-from tune_kernels.shapes.model import load_model_shape, shape_to_dict
+from tune_kernels.shapes.model import KernelShape, load_model_shape, shape_to_dict
+from tune_kernels.shapes.own import OwnShape
 from tune_kernels.shapes.target import load_sku
+from tune_kernels.tuner.offline import own
+from tune_kernels.tuner.offline.own import OwnKernel
 from tune_kernels.tuner.on_gpu.samples.gate import Checked, Failure
 from tune_kernels.tuner.on_gpu.samples.machine import Machine
 from tune_kernels.tuner.on_gpu.samples.timing import Batch, State
@@ -38,26 +43,48 @@ def candidates(kernel: str = "down", sku: str = "nvidia-h200") -> list[Schedule]
 def write_bundle(folder: Path, schedules: Mapping[str, Sequence[Schedule]], sku: str = "nvidia-h200",
                  model: str = "qwen2.5-7b", **changes: Any) -> Path:
     """report.json of a bundle in which all of these were accepted; no artefacts."""
-    target, shapes = load_sku(sku), load_model_shape(model).kernel_shapes(RECIPE.linear_dtype, RECIPE.terms)
-    here = toolchain.installed(target, RECIPE.numerics)
+    shapes = load_model_shape(model).kernel_shapes(RECIPE.linear_dtype, RECIPE.terms)
+    listed = [(kernel, bundle.kernel_digest(registry.operation(kernel).kernel), shapes[kernel], s)
+              for kernel, mine in schedules.items() for s in mine]
+    return _write_report(folder, listed, RECIPE, sku, {"model": model, "model_digest": load_model_shape(model).digest, **changes})
+
+
+def write_own_bundle(folder: Path, kernel: Kernel, sku: str = "nvidia-h200", **changes: Any) -> Path:
+    """As write_bundle, of all schedules and shapes of a kernel of one's own."""
+    digest = bundle.kernel_digest(kernel.jitted)
+    listed = [(kernel.name, digest, shape, s) for shape in kernel.own_shapes for s in kernel.schedules]
+    return _write_report(folder, listed, OWN, sku, {"model": "own", "model_digest": None, **changes})
+
+
+def _write_report(folder: Path, listed: Sequence[tuple[str, str, KernelShape, Schedule]], recipe: Recipe, sku: str,
+                  changes: Mapping[str, Any]) -> Path:
+    target = load_sku(sku)
+    here = toolchain.installed(target, recipe.numerics)
     variants = [
-        {"id": schedule_id(s), "kernel": kernel, "kernel_digest": bundle.kernel_digest(registry.operation(kernel).kernel),
-         "target": target.arch, "shape": shape_to_dict(shapes[kernel]), "schedule": schedule_to_dict(s), "verdict": "accepted",
+        {"id": variant_id(shape, s), "kernel": kernel, "kernel_digest": digest,
+         "target": target.arch, "shape": shape_to_dict(shape), "schedule": schedule_to_dict(s), "verdict": "accepted",
          "stage": "sass", "reasons": [], "warnings": [], "lines": [], "instructions": ["QGMMA"], "registers": 80,
          "spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0, "shared_bytes": 1000, "tmem_columns": 0,
          "blocks_per_sm": 2, "cubin_sha256": "ab" * 32, "compile_ms": 1.0, "artefact": "0a" * 16}
-        for kernel, listed in schedules.items() for s in listed]
-    report = {"schema": "tune-kernels/offline-report/1", "model": model, "targets": [target.arch], "space": "default",
-              "recipe": "fp8-v1", "max_spill_bytes": 0, "seconds": 1.0, "model_digest": load_model_shape(model).digest,
+        for kernel, digest, shape, s in listed]
+    report = {"schema": "tune-kernels/offline-report/1", "targets": [target.arch], "space": "default",
+              "recipe": recipe.name, "max_spill_bytes": 0, "seconds": 1.0,
               "counts": {"variants": len(variants), "contract": 0, "accepted": len(variants), "rejected": 0, "cached": 0,
                          "cubins": 1, "accepted_cubins": 1}, "audit": {"one_in": 16, "sampled": 0, "disagreed": []},
               "toolchain": {"triton": here.triton, "ptxas": {target.arch: here.ptxas}, "nvdisasm": "13",
-                            "flags": {"enable_fp_fusion": False, "promote_every": RECIPE.numerics.promote_every,
-                                      "max_num_imprecise_acc": dict(RECIPE.numerics.max_num_imprecise_acc)}},
+                            "flags": {"enable_fp_fusion": recipe.numerics.enable_fp_fusion,
+                                      "promote_every": recipe.numerics.promote_every,
+                                      "max_num_imprecise_acc": dict(recipe.numerics.max_num_imprecise_acc)}},
               "variants": variants, **changes}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report))
     return folder
+
+
+def variant_id(shape: KernelShape, schedule: Schedule) -> str:
+    """Of the schedule alone; of one's own kernel also of the shape, as it has several."""
+    mine = schedule_id(schedule)
+    return f"{mine[:6]}{abs(hash(shape)) % 16**6:06x}" if isinstance(shape, OwnShape) else mine
 
 
 SPLIT = candidates()[0].split_k  # type: ignore[union-attr] # of the recipe's default for `down`
@@ -84,6 +111,9 @@ class FakeMeasurer:
     checks: int = 0
     process: int = 0
     timed: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def describe(self, source: Source) -> tuple[OwnKernel, ...]:
+        return own.describe(source)
 
     def fresh_process(self) -> None:
         self.process += 1

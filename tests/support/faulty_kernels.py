@@ -48,3 +48,4 @@ def make(*faults: str, **changes: object) -> Kernel:
 
 
 kernel = make(*FAULTS)
+few = make("none", "wrong", name="few", shapes=[{"rows": rows, "H": 96} for rows in (5, 2)])

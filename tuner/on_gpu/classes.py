@@ -13,7 +13,7 @@ from pathlib import Path
 from ...schedules import store
 from ...schedules.promoted import PromotedSchedule, Toolchain
 from ...schedules.recipe import load_recipe
-from ...schedules.schedule import Schedule, schedule_to_dict
+from ...schedules.schedule import Schedule, knobs_of
 from ...shapes.fields import nearest
 from ...shapes.model import KernelShape, load_model_shape
 from ..errors import RecordingError
@@ -52,7 +52,7 @@ class ClassSize:
 
 def changes_bits(classes: Mapping[Schedule, str]) -> dict[str, Effect]:
     """The effect of each knob. classes: class by schedule of one kernel."""
-    knobs = {schedule: schedule_to_dict(schedule) for schedule in classes}
+    knobs = {schedule: knobs_of(schedule) for schedule in classes}
     return {knob: _effect(knob, knobs, classes) for knob in next(iter(knobs.values()), {})}
 
 
@@ -72,7 +72,7 @@ def sizes(classes: Mapping[Schedule, str]) -> tuple[ClassSize, ...]:
     """The classes, largest first."""
     found: dict[str, list[Mapping[str, Knob]]] = {}
     for schedule, digest in classes.items():
-        found.setdefault(digest, []).append(schedule_to_dict(schedule))
+        found.setdefault(digest, []).append(knobs_of(schedule))
     return tuple(
         ClassSize(digest, len(mine), {k: tuple(sorted({s[k] for s in mine}, key=str)) for k in mine[0]})
         for digest, mine in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
@@ -204,7 +204,7 @@ def make_report(found: Classified, folders: Sequence[Path]) -> ClassesReport:
 def _kernel(now: Recording, contest: Contest, folders: Sequence[Path]) -> KernelClasses:
     classes = classes_of(contest)
     return KernelClasses(
-        contest.kernel, contest.shape, contest.origin, contest.entrants[contest.incumbent].schedule, classes,
+        contest.name, contest.shape, contest.origin, contest.entrants[contest.incumbent].schedule, classes,
         changes_bits(classes), tuple(_compared(row, classes) for row in _promoted(now, contest, folders)),
         {n: f"{f.stage}: {f.detail}" for n in contest.checked if (f := contest.failure(n))})
 

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from ...schedules.schedule import Schedule, schedule_id, schedule_to_dict
+from ...schedules.schedule import Schedule, knobs_of, schedule_id, schedule_to_dict
 from ...shapes import fields
-from ...shapes.model import shape_to_dict
+from ...shapes.model import dims_of, shape_to_dict
 from ..offline.report import describe_schedule
 from .classes import DIFFERS, SAME, ClassesReport, Effect, KernelClasses, sizes
 
@@ -47,11 +47,11 @@ def print_report(report: ClassesReport, console: "Console") -> None:
     from rich.text import Text
 
     for found in report.kernels:
-        shape = ", ".join(f"{k} {v}" for k, v in shape_to_dict(found.shape).items())
+        shape = ", ".join(f"{k} {v}" for k, v in dims_of(found.shape).items())
         table = Table(title=Text(
             f"{found.kernel} on {report.target}, recipe {report.recipe}: {shape}\n"
             f"{len(sizes(found.classes))} classes of {len(found.classes)} variants; {found.origin}: "
-            f"{describe_schedule(schedule_to_dict(found.schedule))}: class {(found.numerics_class or 'NOT COMPUTED')[:12]}"),
+            f"{describe_schedule(knobs_of(found.schedule))}: class {(found.numerics_class or 'NOT COMPUTED')[:12]}"),
             title_justify="left")
         for name in ("knob", "changes bits", "for example"):
             table.add_column(name, no_wrap=name != "for example")
@@ -77,7 +77,7 @@ def _value(schedule: Schedule, knob: str) -> object:
 
 
 def _others(schedule: Schedule, knob: str) -> str:
-    return describe_schedule({k: v for k, v in schedule_to_dict(schedule).items() if k != knob})
+    return describe_schedule({k: v for k, v in knobs_of(schedule).items() if k != knob})
 
 
 def closing_lines(report: ClassesReport) -> list[str]:

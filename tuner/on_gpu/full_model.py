@@ -163,7 +163,7 @@ def _ratio(ranking: Ranking, name: str) -> float:
 
 def _other_classes(decoder: _Decoder, result: GateResult, contest: Contest, ranking: Ranking, recipe: Recipe) -> None:
     """Accepts a faster candidate of another class if it may found the class and the full model is faster; else reports it."""
-    kernel = contest.kernel
+    kernel = contest.name
     faster = [p for p in ranking.places
               if p.confirmed and p.status in ("another class", "another recipe") and p.says == "faster"]
     for place in faster:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...schedules.promoted import Distribution, Paired, Toolchain
-from ...schedules.schedule import Schedule, schedule_to_dict
+from ...schedules.recipe import OWN
+from ...schedules.schedule import Schedule, knobs_of
 from ...shapes.fields import Table
 from ...shapes.model import KernelShape, MergeShape
+from ...shapes.own import OwnShape
 from ...shapes.target import load_sku
 from .classes import ClassSize, Knob, changes_bits, classes_of, sizes
 from .run import Outcome
@@ -17,7 +19,7 @@ from .samples.decisions import GAIN, REFUSED, UNCHANGED, Decision, decide
 from .samples.gate import GateResult
 from .samples.machine import Machine
 from .samples.ranking import FASTEST, Place, Ranking
-from .samples.recording import Contest
+from .samples.recording import Contest, contest_name
 from .samples.timing import describe_dropped
 from .samples.usage import Calls
 
@@ -105,6 +107,12 @@ class Report:
     gate: GateResult
     kernels: tuple[KernelReport, ...]
 
+    @property
+    def title(self) -> str:
+        """`qwen2.5-7b on nvidia-h200, recipe fp8-v1`."""
+        own = self.recipe == OWN.name
+        return f"own kernels on {self.target}" if own else f"{self.model} on {self.target}, recipe {self.recipe}"
+
     def kernels_with(self, outcome: str) -> tuple[str, ...]:
         """The kernels with this decision."""
         return tuple(d.kernel for d in self.decisions if d.outcome == outcome)
@@ -112,7 +120,8 @@ class Report:
 
 def make_report(outcome: Outcome) -> Report:
     now = outcome.recording
-    decisions = decide(now, outcome.rankings, frozenset(row.kernel for row in outcome.promoted.rows), outcome.skipped)
+    promotable = frozenset(contest_name(row.kernel, row.shape) for row in outcome.promoted.rows)
+    decisions = decide(now, outcome.rankings, promotable, outcome.skipped)
     outcomes = {d.kernel: d.outcome for d in decisions}
     return Report(
         now.model, now.target, now.recipe, now.weights, now.machine, now.toolchain, now.seed, now.calls,
@@ -131,7 +140,7 @@ def _kernel(contest: Contest, ranking: Ranking, target: str, outcome: str, accep
     classes = classes_of(contest)
     bits = {knob: effect.says for knob, effect in changes_bits(classes).items()}
     return KernelReport(
-        contest.kernel, contest.shape, contest.finished, contest.origin, contest.incumbent, ranking.winner, ranking.tied,
+        contest.name, contest.shape, contest.finished, contest.origin, contest.incumbent, ranking.winner, ranking.tied,
         ranking.home_class, sizes(classes), _knobs(ranking.places, bits), sum(len(b.states) for b in contest.batches),
         sum(b.dropped for b in contest.batches), describe_dropped(contest.batches), ranking.rule.resolution,
         tuple(_place(p, contest.shape, target, outcome, accepted) for p in ranking.places), _traces(contest, ranking))
@@ -151,7 +160,7 @@ def _place(place: Place, shape: KernelShape, target: str, outcome: str, accepted
 
 def share_of_ceiling(shape: KernelShape, times: Distribution | None, target: str) -> float | None:
     """Bytes over time, as a share of the SKU's measured bandwidth; None for a kernel that isn't bound by bandwidth."""
-    if times is None or isinstance(shape, MergeShape):
+    if times is None or isinstance(shape, MergeShape | OwnShape):
         return None
     sku = load_sku(target)
     return round(read_bytes(shape, 0) / times.median_us / 1e6 / (sku.measured_tb_s or sku.peak_tb_s), 3)
@@ -159,7 +168,7 @@ def share_of_ceiling(shape: KernelShape, times: Distribution | None, target: str
 
 def _knobs(places: tuple[Place, ...], bits: Mapping[str, str]) -> tuple[KnobEffect, ...]:
     """The knobs that vary among the timed candidates, largest spread first."""
-    timed = [(schedule_to_dict(p.schedule), p.versus.ratio if p.versus else 1.0) for p in places if p.times]
+    timed = [(knobs_of(p.schedule), p.versus.ratio if p.versus else 1.0) for p in places if p.times]
     found = []
     for knob in timed[0][0] if timed else ():
         groups: dict[Knob, list[float]] = {}

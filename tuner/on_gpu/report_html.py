@@ -3,7 +3,7 @@ drawings."""
 
 from dataclasses import dataclass
 
-from ...shapes.model import shape_to_dict
+from ...shapes.model import dims_of
 from ..drawing import Drawing
 from ..page import render_page
 from . import drawing
@@ -67,5 +67,5 @@ def _section(kernel: KernelReport) -> Section:
              ("Which knob matters", drawing.knobs(kernel)), ("Samples over time", drawing.rounds(kernel)))
     candidates = tuple(Candidate(i, p, describe(p.schedule), describe_times(p.times), describe_change(p.versus))
                        for i, p in enumerate(kernel.places, 1))
-    return Section(kernel, ", ".join(f"{k} {v}" for k, v in shape_to_dict(kernel.shape).items()),
+    return Section(kernel, ", ".join(f"{k} {v}" for k, v in dims_of(kernel.shape).items()),
                    tuple((title, found) for title, found in named if found), candidates)

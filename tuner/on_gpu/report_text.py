@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...schedules.schedule import Schedule, schedule_to_dict
+from ...schedules.schedule import Schedule, knobs_of
 from ..offline.report import describe_schedule
 from .report import PlaceReport, Report, closing_lines, describe_change, describe_times, headline
 from .samples.decisions import GAIN, REFUSED, THROTTLED, Decision
@@ -41,19 +41,19 @@ def _print_line(console: Console, line: str) -> None:
 
 def describe(schedule: Schedule | None) -> str:
     """The knobs, or an empty string."""
-    return describe_schedule(schedule_to_dict(schedule)) if schedule else ""
+    return describe_schedule(knobs_of(schedule)) if schedule else ""
 
 
 def _changes(now: Schedule | None, proposed: Schedule | None) -> str:
     """The knobs that differ, as `BLOCK_N 128 to 64`; an empty string without a proposal."""
     if now is None or proposed is None:
         return ""
-    before, after = schedule_to_dict(now), schedule_to_dict(proposed)
+    before, after = knobs_of(now), knobs_of(proposed)
     return ", ".join(f"{k} {before.get(k)} to {v}" for k, v in after.items() if before.get(k) != v)
 
 
 def _decisions(report: Report) -> Table:
-    table = Table(title=Text(f"{report.model} on {report.target}, recipe {report.recipe}"), title_justify="left",
+    table = Table(title=Text(report.title), title_justify="left",
                   box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("kernel", "now", "proposed", "alone", "full model", "decision and why"):
         table.add_column(name, no_wrap=name == "kernel", overflow="fold")

@@ -1,10 +1,12 @@
 """From a run's decisions to rows of `schedules/`, with times and evidence."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...schedules import store
 from ...schedules.promoted import Evidence, Previous, PromotedSchedule, PromotedTiming, Recorded
+from ...schedules.recipe import OWN
 from ...schedules.schedule import schedule_id
 from ...schedules.store import PromotedFile
 from .samples.gate import GateResult
@@ -13,7 +15,21 @@ from .samples.recording import Contest, Recording
 from .samples.timing import clocks, distribution, paired, ratios
 
 
-def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], gate: GateResult, date: str) -> PromotedFile:
+@dataclass(frozen=True)
+class Promotable:
+    """Rows that may be promoted, each to the file of its model and recipe, or of its kernel."""
+
+    rows: tuple[PromotedSchedule, ...]
+
+    def files(self) -> list[PromotedFile]:
+        """The rows by file."""
+        found: dict[tuple[str, str, str], list[PromotedSchedule]] = {}
+        for row in self.rows:
+            found.setdefault((row.target, row.model, row.recipe), []).append(row)
+        return [PromotedFile(*place, rows=tuple(rows)) for place, rows in found.items()]
+
+
+def promotable(recording: Recording, rankings: Mapping[str, Ranking], gate: GateResult, date: str) -> Promotable:
     """The rows that a run may promote: gains, and incumbents that stay and have no row yet.
 
     A candidate that the gate accepted but that no longer wins (in a replay under another rule) has no evidence: no row. date: of
@@ -26,7 +42,7 @@ def promoted_file(recording: Recording, rankings: Mapping[str, Ranking], gate: G
         rightful = name == ranking.winner or place.status == "another class" or (name == ranking.base and kernel in gate.rejected)
         if rightful and place.times is not None and not (name == contest.incumbent and contest.origin == "promoted"):
             rows.append(_row(recording, contest, name, gate, date))
-    return PromotedFile(recording.target, recording.model, recording.recipe, tuple(rows))
+    return Promotable(tuple(rows))
 
 
 def _row(recording: Recording, contest: Contest, name: str, gate: GateResult, date: str) -> PromotedSchedule:
@@ -35,7 +51,8 @@ def _row(recording: Recording, contest: Contest, name: str, gate: GateResult, da
     evidence = Evidence(mine, {**checked.checks, **agreement.checks}, agreement.prompts, agreement.tokens_compared,
                         agreement.tokens_sha256, recording.weights, recording.weights_fingerprint, agreement.full_model)
     return PromotedSchedule(
-        recording.target, recording.model, recording.recipe, contest.kernel, contest.shape, entrant.schedule, mine,
+        recording.target, contest.kernel if recording.recipe == OWN.name else recording.model, recording.recipe, contest.kernel,
+        contest.shape, entrant.schedule, mine,
         contest.kernel_digest, recording.toolchain, Recorded(recording.machine.driver, recording.machine.cuda), entrant.artefact,
         checked.numerics_class or "", _timing(recording, contest, name, mine), evidence, date).sealed()
 

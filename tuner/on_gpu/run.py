@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...kernels.loading import Source
 from ...schedules import store
-from ...schedules.recipe import Recipe, load_recipe
-from ...schedules.store import PromotedFile
+from ...schedules.promoted import NO_WEIGHTS
+from ...schedules.recipe import OWN, Recipe, load_recipe, recipe_called
 from ...shapes.model import load_model_shape
 from ..errors import GpuError, RecordingError, cannot_write
 from . import survivors
 from .full_model import DecoderProbe, choose
-from .rows import promoted_file
+from .rows import Promotable, promotable
 from .samples import recording
 from .samples.gate import GateResult
 from .samples.machine import Machine, sku_of
@@ -38,11 +39,13 @@ BUDGET_SECONDS = 600.0
 @dataclass(frozen=True)
 class Request:
     """The settings of a run. budget: seconds. storage: a file or database URL for the search in a large space, which machines can
-    share. schedules: the folder that promoted schedules are read from first and written to."""
+    share. schedules: the folder that promoted schedules are read from first and written to. sources: of kernels of one's own, as
+    `kernels` names them by file or module; then model, weights and recipe mean nothing."""
 
     model: str = "qwen2.5-7b"
     bundle: Path = Path("build/offline")
     kernels: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
     weights: str = "random:0"
     recipe: str = "fp8-v1"
     budget: float = BUDGET_SECONDS
@@ -61,7 +64,7 @@ class Outcome:
     recipe: Recipe
     rankings: dict[str, Ranking]
     gate: GateResult
-    promoted: PromotedFile
+    promoted: Promotable
     skipped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -97,50 +100,60 @@ def tune(request: Request, machine: Machine, measurer: Measurer, make_probe: Cal
     Raises:
         UserError: an unusable bundle, recipe, GPU or folder; a recording made under other conditions.
     """
-    target, recipe, shape = sku_of(machine), load_recipe(request.recipe), load_model_shape(request.model)
-    if target.arch not in recipe.defaults:
-        raise GpuError(f"recipe {recipe.name} has no defaults for {target.arch}", expected=f"one of {', '.join(recipe.defaults)}")
-    wanted = Conditions(request.model, shape, target, recipe, store.search_path(request.schedules))
+    wanted = _conditions(request, machine, measurer)
+    recipe = wanted.recipe
     found = survivors.find_survivors(request.bundle, wanted, request.kernels, request.out, request.schedules)
     if found.differs:
         watch(f"{found.differs}: compiled here")
     made, skipped = survivors.contests(found, request.kernels, wanted)
-    now = Recording(shape.name, target.name, recipe.name, found.toolchain, machine, request.seed, request.weights,
-                    fingerprint, made)
+    now = Recording(wanted.shape.name if wanted.shape else recipe.name, wanted.target.name, recipe.name, found.toolchain, machine,
+                    request.seed, NO_WEIGHTS if wanted.own else request.weights, fingerprint, made)
     _go_on(now, request.out, watch)
-    run = _Run(request, now, recipe, measurer, found.folder, watch)
+    run = _Run(request, now, wanted, measurer, found.folder, watch)
     run.contests()
     rankings = rank_all(now, recipe)
     finished = {k: c for k, c in now.contests.items() if c.finished}
     if finished:
-        watch("full model: tokens and time with the fastest in place" if make_probe else "a drafter: it changes no token")
+        watch("full model: tokens and time with the fastest in place" if make_probe else
+              "no decoder is asked" if wanted.own else "a drafter: it changes no token")
         now.gate = choose(finished, {k: rankings[k] for k in finished}, recipe, make_probe(found.folder) if make_probe else None,
                           lambda: run.budget.left <= 0)
     run.save()
     return conclude(now, recipe, rankings, skipped)
 
 
+def _conditions(request: Request, machine: Machine, measurer: Measurer) -> Conditions:
+    """Raises UserError."""
+    target, folders = sku_of(machine), store.search_path(request.schedules)
+    if request.sources:
+        kernels = [kernel for source in request.sources for kernel in measurer.describe(source)]
+        return Conditions(OWN.name, None, target, OWN, folders, {kernel.name: kernel for kernel in kernels})
+    recipe = load_recipe(request.recipe)
+    if target.arch not in recipe.defaults:
+        raise GpuError(f"recipe {recipe.name} has no defaults for {target.arch}", expected=f"one of {', '.join(recipe.defaults)}")
+    return Conditions(request.model, load_model_shape(request.model), target, recipe, folders)
+
+
 def replay(path: Path) -> Outcome:
     """Ranks a recorded run again, without a GPU. Raises RecordingError."""
     old = recording.load(path)
-    recipe = load_recipe(old.recipe)
+    recipe = recipe_called(old.recipe)
     return conclude(old, recipe, rank_all(old, recipe), {})
 
 
 def conclude(now: Recording, recipe: Recipe, rankings: dict[str, Ranking], skipped: dict[str, str]) -> Outcome:
     """The outcome of a recording: its decisions, and the rows that may be promoted."""
     gate = now.gate or GateResult()
-    file = promoted_file(now, rankings, gate, datetime.now(UTC).date().isoformat())
+    rows = promotable(now, rankings, gate, datetime.now(UTC).date().isoformat())
     notes = [] if now.gate else ["the full model was not tried: nothing may be promoted"]
     if now.processes == 1:
         notes.append("recorded by a version with one confirming process and no measured resolution: ranked under that rule")
-    return Outcome(now, recipe, rankings, gate, file, skipped, notes)
+    return Outcome(now, recipe, rankings, gate, rows, skipped, notes)
 
 
-def promote(outcome: Outcome, schedules: Path | None) -> Path | None:
-    """Write the rows to the first folder of the search path. Returns the file, None if there are no rows. Raises
-    ScheduleError."""
-    return store.promote(store.search_path(schedules)[0], outcome.promoted) if outcome.promoted.rows else None
+def promote(outcome: Outcome, schedules: Path | None) -> list[Path]:
+    """Write the rows to the first folder of the search path. Returns the files. Raises ScheduleError."""
+    return [store.promote(store.search_path(schedules)[0], file) for file in outcome.promoted.files()]
 
 
 def _go_on(now: Recording, out: Path, watch: Watch) -> None:
@@ -182,8 +195,10 @@ def _go_on(now: Recording, out: Path, watch: Watch) -> None:
 class _Run:
     """One run's contests, in turn, within the budget."""
 
-    def __init__(self, request: Request, now: Recording, recipe: Recipe, measurer: Measurer, folder: Path, watch: Watch) -> None:
-        self.request, self.now, self.recipe, self.measurer, self.watch = request, now, recipe, measurer, watch
+    def __init__(self, request: Request, now: Recording, wanted: Conditions, measurer: Measurer, folder: Path,
+                 watch: Watch) -> None:
+        self.request, self.now, self.recipe, self.measurer, self.watch = request, now, wanted.recipe, measurer, watch
+        self.own = wanted.own
         self.folder, self.path = folder.absolute(), request.out / "recording.json"
         self.began = time.time()
         self.spent = now.gpu_seconds
@@ -217,11 +232,13 @@ class _Run:
     def _progress(self, contest: Contest) -> str:
         state = ("done" if contest.finished else "throttled" if contest.throttled else
                  f"confirmed in {len(contest.confirmations())} of {self.now.processes} processes")
-        return (f"{contest.kernel}: {len(contest.fit())} of {len(contest.checked)} correct, row-invariant and deterministic; "
+        return (f"{contest.name}: {len(contest.fit())} of {len(contest.checked)} correct, row-invariant and deterministic; "
                 f"{len(contest.batches)} batches, {state}")
 
     def _contest(self, contest: Contest, out_of_time: OutOfTime) -> None:
-        problem = Problem(contest.kernel, contest.shape, self.now.target, self.now.recipe, str(self.folder))
+        own = self.own.get(contest.kernel)
+        problem = Problem(contest.kernel, contest.shape, self.now.target, self.now.recipe, str(self.folder),
+                          own.source if own else None)
         searched = len(contest.entrants) > LARGE or self.request.storage is not None
 
         def admit(name: str) -> bool:
@@ -254,7 +271,7 @@ class _Run:
             contest.dead |= dead
             if batch is None:
                 return None
-            batch = batch_of(stored_batch(batch), contest.kernel)  # rounded, as a replay will read it
+            batch = batch_of(stored_batch(batch), contest.name)  # rounded, as a replay will read it
             contest.batches.append(batch)
             self.save()
             return batch if base in batch.samples_us else None
@@ -276,7 +293,7 @@ class _Run:
         from .samples.search import Study, search
 
         storage = self.request.storage or str(self.path.parent.absolute() / "study.journal")
-        name = "/".join((self.now.target, self.now.machine.kind, self.now.recipe, self.now.toolchain.triton, contest.kernel,
+        name = "/".join((self.now.target, self.now.machine.kind, self.now.recipe, self.now.toolchain.triton, contest.name,
                          contest.kernel_digest))
         study = Study(storage, name, {n: e.schedule for n, e in contest.entrants.items()}, self.now.seed)
         if not contest.confirmations() and any(not b.enough for b in search(study, base, admit, timed, out_of_time)):

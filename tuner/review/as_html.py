@@ -10,7 +10,7 @@ from ..drawing import Compared, Drawing, forest
 from ..page import render_page
 from . import words
 from .check import CODES
-from .compare import STATUSES, Change, Code, Diff, Entry, RowDiff, Value
+from .compare import STATUSES, Change, Code, Diff, Entry, RowDiff, Value, knobs_in
 from .summary import Summary, lines, summarise
 from .times import FASTER, SLOWER, TIE, verdict_of
 
@@ -129,7 +129,7 @@ def _row(row: RowDiff, everywhere: Sequence[Change]) -> Row:
         knobs=[words.change(c) for c in row.knobs], schedule=words.schedule(row), artefact=words.artefact(row),
         notes=words.notes(row, everywhere), code=_code(row.code), whole=", ".join(words.whole_artefact(row)),
         facts=_facts(old, new), toolchain=_sides(old.toolchain if old else None, new.toolchain if new else None),
-        schedules=_sides(vars(old.schedule) if old else None, vars(new.schedule) if new else None),
+        schedules=_sides(knobs_in(old.schedule) if old else None, knobs_in(new.schedule) if new else None),
         sides=[[name, *(str(getattr(e, name)) if e else words.NONE for e in (old, new))] for name in PLACE],
         time=time.verdict if time and row.status != "removed" else "", time_words=words.time_verdict(time),
         ratio=time.ratio if time else None, interval=time.interval if time else None, basis=time.basis if time else "",

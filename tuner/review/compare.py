@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ...schedules.promoted import Artefact, PromotedSchedule, Toolchain
-from ...schedules.schedule import Schedule, schedule_to_dict
+from ...schedules.schedule import Schedule, knobs_of, schedule_to_dict
 from ...schedules.store import PromotedFile
 from ...shapes.model import KernelShape, shape_to_dict
 from ..offline.report import Report, Variant
@@ -243,9 +243,15 @@ def _row(key: tuple[str, ...], old: Entry | None, new: Entry | None, kernels: Ke
         return replace(row, status="added" if old is None else "removed")
     if old == new:
         return row
-    row = replace(row, knobs=changes(vars(old.schedule), vars(new.schedule)), facts=_changed_facts(old.facts, new.facts),
+    row = replace(row, knobs=changes(knobs_in(old.schedule), knobs_in(new.schedule)), facts=_changed_facts(old.facts, new.facts),
                   toolchain=changes(old.toolchain, new.toolchain), kernel_changed=old.kernel_digest != new.kernel_digest)
     return row if _same(row, was, now) else replace(row, status="changed")
+
+
+def knobs_in(schedule: Schedule) -> Mapping[str, Value]:
+    """The knobs by name."""
+    return {name: value if isinstance(value, str | int | float | None) else str(value)
+            for name, value in knobs_of(schedule).items()}
 
 
 def _same(row: RowDiff, was: PromotedSchedule | None, now: PromotedSchedule | None) -> bool:

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...schedules.promoted import Distribution
-from ...shapes.model import KernelShape
+from ...schedules.promoted import NO_WEIGHTS, Distribution
+from ...schedules.recipe import OWN
+from ...schedules.schedule import knobs_of
+from ...shapes.model import KernelShape, dims_of
 from ..offline.report import describe_schedule
-from .compare import Change, Facts, RowDiff, Value, changes
+from .compare import Change, Facts, RowDiff, Value, changes, knobs_in
 from .evidence import OTHER_CLASS, EvidenceState
 from .times import NOT_COMPARABLE, SAME, TimeChange
 
@@ -19,13 +21,14 @@ NONE = "–"
 def row_name(row: RowDiff) -> str:
     """`down N 3584, K 18944, e4m3 on nvidia-h200, qwen2.5-7b, fp8-v1`; a report's variant with its schedule."""
     entry = row.entry
-    places = [entry.target, entry.model, entry.recipe, *([schedule(row)] if entry.promoted is None else [])]
+    named = [] if entry.recipe == OWN.name else [entry.model, entry.recipe]
+    places = [entry.target, *named, *([schedule(row)] if entry.promoted is None else [])]
     return f"{entry.kernel} {shape(entry.shape)} on {', '.join(p for p in places if p)}"
 
 
 def shape(sizes: KernelShape) -> str:
     """`N 3584, K 18944, e4m3`, without false fields and a single term."""
-    shown = {k: v for k, v in vars(sizes).items() if v is not False and (k, v) != ("terms", 1)}
+    shown = {k: v for k, v in dims_of(sizes).items() if v is not False and (k, v) != ("terms", 1)}
     return ", ".join(str(v) if isinstance(v, str) else k if v is True else f"{k} {v}" for k, v in shown.items())
 
 
@@ -84,7 +87,9 @@ def time_verdict(time: TimeChange | None) -> str:
 
 
 def weights(state: EvidenceState) -> str:
-    """`weights NAME`, or `RANDOM WEIGHTS (random:0)`."""
+    """`weights NAME`, `RANDOM WEIGHTS (random:0)`, or `no decoder asked`."""
+    if state.weights == NO_WEIGHTS:
+        return "no decoder asked"
     return f"RANDOM WEIGHTS ({state.weights})" if state.random else f"weights {state.weights.removeprefix('path:')}"
 
 
@@ -105,7 +110,7 @@ def knobs(row: RowDiff) -> list[str]:
     """The changed knobs. Without any: the whole schedule, and for an added row the different knobs of the schedule before it."""
     promoted = row.new.promoted if row.new else None
     before = promoted.timing.previous if promoted and row.old is None else None
-    differs = changes(vars(before.schedule), vars(row.entry.schedule)) if before else ()
+    differs = changes(knobs_in(before.schedule), knobs_in(row.entry.schedule)) if before else ()
     was = [f"before: {', '.join(f'{c.name} {value(c.old)}' for c in differs)}"] if differs else []
     return [change(c) for c in row.knobs] or [schedule(row), *was]
 
@@ -162,7 +167,7 @@ def notes(row: RowDiff, everywhere: Sequence[Change] = ()) -> list[str]:
 
 def schedule(row: RowDiff) -> str:
     """The whole schedule of `entry`, in words."""
-    return describe_schedule(vars(row.entry.schedule))
+    return describe_schedule(knobs_of(row.entry.schedule))
 
 
 def counted(count: int, what: str) -> str:

@@ -96,7 +96,8 @@ def test_a_recipes_schedule_that_is_not_in_the_bundle_is_told(tmp_path: Path) ->
 @pytest.fixture
 def promoted(tmp_path: Path) -> Path:
     """The folder that the recorded run is promoted to."""
-    store.promote(tmp_path / "promoted", on_gpu.replay(H200_RUN).promoted)
+    [file] = on_gpu.replay(H200_RUN).promoted.files()
+    store.promote(tmp_path / "promoted", file)
     return tmp_path / "promoted"
 
 

@@ -55,7 +55,7 @@ def test_a_recorded_run_is_ranked_and_promoted_without_a_gpu(recorded: Path, tmp
     assert done.exit_code == 0, done.output
     said = json.loads(done.output)
     assert said["promotable"] == ["down"]
-    [row] = store.read(Path(said["written"])).rows
+    [row] = store.read(Path(*said["written"])).rows
     assert row.schedule == BEST
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["schema"] == "tune-kernels/on-gpu-report/2"
@@ -143,7 +143,7 @@ def test_a_b300_run_launches_every_survivor_from_its_bundle(tmp_path: Path, monk
     finally:
         linear_kernel.device_caches.clear()
     assert gpu.launched == ["linear_kernel"] * 2
-    written = on_gpu.promote(outcome, request.schedules)
+    [written] = on_gpu.promote(outcome, request.schedules)
     assert written == tmp_path / "schedules" / "nvidia-b300" / "smollm2-135m.fp8-v1.json"
     [row] = outcome.promoted.rows
     assert (row.kernel, row.artefact.instructions) == ("o", ("UTCQMMA",))

@@ -353,8 +353,8 @@ def test_a_rehearsal_for_b300(tmp_path: Path) -> None:
     request = Request(bundle=made, schedules=tmp_path / "schedules", out=tmp_path / "out")
     measurer = FakeMeasurer(lambda s: 10.0 if s == default else 11.0)
     outcome = on_gpu.tune(request, B300, measurer, lambda _: FakeProbe(lambda s: 10.0), lambda line: None)
-    written = on_gpu.promote(outcome, request.schedules)
-    assert written and written.parent.name == "nvidia-b300"
+    [written] = on_gpu.promote(outcome, request.schedules)
+    assert written.parent.name == "nvidia-b300"
     key = registry.store_key("down", SHAPES["down"], load_sku("nvidia-h200"), RECIPE)
     with pytest.raises(NotPromoted, match="target nvidia-b300"):
         store.lookup(key, [tmp_path / "schedules"])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ....schedules.promoted import Distribution, Paired
 from ....schedules.schedule import Schedule
+from ....shapes.own import OwnShape
 from .gate import NOT_EXCLUDED, PROVES, TOO_FEW, GateResult
 from .ranking import Ranking
 from .recording import Contest, Recording
@@ -50,7 +51,7 @@ def decide(recording: Recording, rankings: Mapping[str, Ranking], promotable: fr
 
 
 def _decision(contest: Contest, ranking: Ranking, gate: GateResult | None, promotable: bool) -> Decision:
-    kernel, incumbent = contest.kernel, contest.incumbent
+    kernel, incumbent = contest.name, contest.incumbent
     chosen = gate.accepted.get(kernel, "") if gate else ""
     rejected = gate is not None and (kernel in gate.rejected or not chosen)
     proposed = ranking.winner if rejected or not chosen else chosen
@@ -66,7 +67,7 @@ def _decision(contest: Contest, ranking: Ranking, gate: GateResult | None, promo
 
 def _outcome(contest: Contest, ranking: Ranking, gate: GateResult | None, promotable: bool) -> tuple[str, str]:
     """(outcome, why)."""
-    kernel, incumbent = contest.kernel, contest.incumbent
+    kernel, incumbent = contest.name, contest.incumbent
     if contest.throttled or (gate and gate.throttled(kernel)):
         return THROTTLED, f"{TOO_FEW if contest.finished else 'throttling left too few rounds'}: the next run times it again"
     if not contest.finished:
@@ -88,7 +89,8 @@ def _outcome(contest: Contest, ranking: Ranking, gate: GateResult | None, promot
     if not promotable:
         return NOT_ASKED, "the full model was asked about another schedule"
     if not gate.agreement.prompts:
-        return GAIN, "faster alone; a drafter's kernel changes no token"
+        own = isinstance(contest.shape, OwnShape)
+        return GAIN, "faster; no decoder was asked" if own else "faster alone; a drafter's kernel changes no token"
     return GAIN, "faster alone; same tokens, " + ("full model not slower" if gate.measured.get(kernel, gate.agreement.full_model)
                                                   else "and no timed step runs it")
 

@@ -93,7 +93,7 @@ def rank(contest: Contest, recipe: Recipe, rule: Rule) -> Ranking:
     """The ranking of one contest. Only confirmed candidates can win, and only their fresh samples count."""
     base, home = contest.base(), contest.home()
     if base is None:
-        return Ranking(contest.kernel, tuple(_out(contest, n) for n in contest.entrants), None, None, home, rule)
+        return Ranking(contest.name, tuple(_out(contest, n) for n in contest.entrants), None, None, home, rule)
     confirmed = contest.confirmations()
     allowed = [n for n, group in contest.groups(recipe).items() if group == home and n != base]
     tried = [n for n in allowed if any(n in b.samples_us for listed in confirmed.values() for b in listed)]
@@ -106,7 +106,7 @@ def rank(contest: Contest, recipe: Recipe, rule: Rule) -> Ranking:
         winner, tied = _choose(contest, [b for listed in confirmed.values() for b in listed], faster, rule)
     places = [_place(contest, recipe, n, base, winner, len(tried), rule) for n in contest.entrants]
     order = sorted(places, key=lambda p: (p.name != winner, p.times is None, _ratio(p.versus), p.name))
-    return Ranking(contest.kernel, tuple(order), winner, base, home, rule, tied)
+    return Ranking(contest.name, tuple(order), winner, base, home, rule, tied)
 
 
 def claim(confirmed: Mapping[str, Sequence[Batch]], name: str, base: str, rule: Rule, comparisons: int) -> Claim:
@@ -193,7 +193,7 @@ def _place(contest: Contest, recipe: Recipe, name: str, base: str, winner: str |
         status, why = "not timed", "throttled" if contest.throttled else "out of time"
     elif name not in (base, winner) and (other := other_recipe(recipe, contest.entrants[name].schedule)):
         status, why = "another recipe", other
-    elif name not in (base, winner) and checked.numerics_class != contest.home():
+    elif name not in (base, winner) and not contest.any_class and checked.numerics_class != contest.home():
         status, why = "another class", SAME_BITS_NEEDED
     return Place(name, contest.entrants[name].schedule, status, why, times, found.versus, checked.numerics_class, fresh,
                  found.says)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from ....kernels import registry
-from ....schedules.promoted import PATH_WEIGHTS, RANDOM_WEIGHTS, AnySchedule, AnyShape, Artefact, Toolchain
+from ....schedules.promoted import AnySchedule, AnyShape, Artefact, Toolchain, are_weights
 from ....schedules.recipe import Recipe
-from ....schedules.schedule import Schedule
+from ....schedules.schedule import OwnSchedule, Schedule
 from ....shapes.errors import UserError
 from ....shapes.fields import Digest, Fields, Table, read_fields, require_name
-from ....shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape, shape_to_dict
+from ....shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape, dims_of
+from ....shapes.own import OwnShape
 from ....shapes.target import load_sku
 from ...errors import GpuError, RecordingError
 from ...offline.record import write_json
@@ -27,8 +28,8 @@ FIRST_SCHEMA = "tune-kernels/recording/1"  # one confirming process, no resoluti
 PROCESSES = 2  # that confirm: one artefact's time differs by up to 5% between processes (seen on an H200)
 NO_CLASS = "no class"
 ALL_DIED = 4  # if so many first candidates of a kernel die, and none survives, the cause isn't the candidates
-Origin = Literal["promoted", "recipe default"]  # of the schedule in place
-WEIGHTS = (RANDOM_WEIGHTS, PATH_WEIGHTS)
+ANY_CLASS = "any class"
+Origin = Literal["promoted", "recipe default", "first accepted"]  # of the schedule in place
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,17 @@ class Entrant:
     name: str
     schedule: Schedule
     artefact: Artefact
+
+
+def contest_name(kernel: str, shape: KernelShape) -> str:
+    """`down`, `my_norm.norm[H=4096,rows=5]`."""
+    return f"{kernel}[{','.join(f'{n}={v}' for n, v in sorted(shape.dims.items()))}]" if isinstance(shape, OwnShape) else kernel
+
+
+def schedule_type(kernel: str, shape: KernelShape) -> type[Schedule]:
+    """The kind of a kernel's schedules."""
+    found: type[Schedule] = OwnSchedule if isinstance(shape, OwnShape) else registry.operation(kernel).schedule_type
+    return found
 
 
 @dataclass
@@ -59,6 +71,16 @@ class Contest:
     batches: list[Batch] = field(default_factory=list)
     finished: bool = False
 
+    @property
+    def name(self) -> str:
+        """The kernel's; of one's own with its sizes, as it has a contest for each shape."""
+        return contest_name(self.kernel, self.shape)
+
+    @property
+    def any_class(self) -> bool:
+        """Whether a winner may have any class: a kernel of one's own is bound to its bits by its first promotion alone."""
+        return isinstance(self.shape, OwnShape) and self.founded is None
+
     def failure(self, name: str) -> Failure | None:
         """A candidate's failure, or None."""
         return self.dead.get(name) or (self.checked[name].failure if name in self.checked else None)
@@ -74,11 +96,15 @@ class Contest:
 
     def home(self) -> str | None:
         """The class that a winner must have: the founded one, or before the first promotion the base's."""
+        if self.any_class:
+            return ANY_CLASS
         base = self.base()
         return self.founded or (self.checked[base].numerics_class if base else None)
 
     def groups(self, recipe: Recipe) -> dict[str, str]:
         """Group by fit candidate: its class, with a mark if it belongs to another recipe."""
+        if self.any_class:
+            return dict.fromkeys(self.fit(), ANY_CLASS)
         return {n: (self.checked[n].numerics_class or NO_CLASS) +
                 ("*" if other_recipe(recipe, self.entrants[n].schedule) else "") for n in self.fit()}
 
@@ -184,15 +210,15 @@ def recording_of(fields: Fields) -> Recording:
 
 def _require_consistent(recording: Recording, where: str) -> None:
     """Raises RecordingError if a name refers to nothing, or the GPU isn't of the target."""
-    if not recording.weights.startswith(WEIGHTS):
-        raise RecordingError(f"{where}: weights: is {recording.weights!r}"[:200], expected="random:SEED or path:NAME")
+    if not are_weights(recording.weights):
+        raise RecordingError(f"{where}: weights: is {recording.weights!r}"[:200], expected="random:SEED, path:NAME or none")
     if (sku := sku_of(recording.machine).name) != recording.target:
         raise RecordingError(f"{where}: target: is {recording.target}, but {recording.machine.gpu!r} is {sku}",
                              expected="samples of the target's GPU")
     for kernel, contest in recording.contests.items():
         used = {contest.incumbent, *contest.checked, *contest.dead, *(n for b in contest.batches for n in b.samples_us)}
         classless = [n for n, c in contest.checked.items() if c.failure is None and c.numerics_class is None]
-        if kernel != contest.kernel or classless or not used <= contest.entrants.keys():
+        if kernel != contest.name or classless or not used <= contest.entrants.keys():
             raise RecordingError(f"{where}: {kernel[:40]}: names another kernel, an unknown candidate, or one without a class",
                                  expected="a whole recording")
     for kernel, chosen in recording.gate.accepted.items() if recording.gate else ():
@@ -239,17 +265,19 @@ def _stored_contest(contest: Contest) -> StoredContest:
 def _contest_of(stored: StoredContest, fields: Fields) -> Contest:
     """Raises UserError. fields: for errors."""
     where, kernel, shape = fields.where, stored.kernel, stored.shape
-    if kernel not in registry.TUNABLE:
+    if isinstance(shape, OwnShape):
+        require_name(kernel, f"{where}: kernel", RecordingError)
+    elif kernel not in registry.TUNABLE:
         raise fields.fail("kernel", f"is {kernel!r}"[:120], expected=f"one of {', '.join(registry.TUNABLE)}")
-    if not isinstance(shape, LinearShape | HeadShape | AttentionShape | MergeShape) or not all(
-            not isinstance(n, int) or 0 <= n < 2**31 for n in shape_to_dict(shape).values()):
+    elif not isinstance(shape, LinearShape | HeadShape | AttentionShape | MergeShape) or not all(
+            not isinstance(n, int) or 0 <= n < 2**31 for n in dims_of(shape).values()):
         raise fields.fail("shape", "isn't a tuned kernel's", expected="the shape of a linear, head, attention or merge")
     if len(stored.order) != len(stored.entrants) or set(stored.order) != set(stored.entrants):
         raise fields.fail("order", "doesn't name each entrant once", expected="the names of the entrants")
     entrants = {}
     for name in stored.order:
         schedule = stored.entrants[name].schedule
-        if type(schedule) is not registry.operation(kernel).schedule_type:
+        if type(schedule) is not schedule_type(kernel, shape):
             raise fields.fail("schedule", f"isn't a schedule of {kernel}", expected="this kernel's knobs")
         entrants[name] = Entrant(name, schedule, stored.entrants[name].facts)
     return Contest(

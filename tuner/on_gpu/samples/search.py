@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ....schedules.schedule import Schedule, schedule_to_dict
+from ....schedules.schedule import Schedule, knobs_of
 from ...errors import StorageError
 from .race import Timed
 from .timing import RACE, Batch, paired, ratios
@@ -37,7 +37,7 @@ class Study:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.candidates = {n: schedule_to_dict(s) for n, s in candidates.items()}
+        self.candidates = {n: knobs_of(s) for n, s in candidates.items()}
         digest = hashlib.sha256(json.dumps(sorted(self.candidates)).encode()).hexdigest()[:12]
         knobs = next(iter(self.candidates.values()))
         values = {k: list(dict.fromkeys(c[k] for c in self.candidates.values())) for k in knobs}

@@ -12,15 +12,17 @@ from ....schedules.schedule import HeadSchedule, MergeSchedule, OwnSchedule, Sch
 from ....shapes.model import AttentionShape, CertifiedHeadShape, HeadShape, KernelShape, LinearShape, MergeShape
 from ....shapes.own import OwnShape
 from ....shapes.target import load_sku
+from ...offline import own
+from ...offline.own import OwnKernel
 from ..samples.bytes import read_bytes
 from .attention import AttentionCase, MergeCase
 from .case import Case
 from .heads import CertifiedCase, HeadCase
 from .linears import LinearCase
 from .operands import SIZES, Operands, Sizes
-from .own import OwnCase, launch_bytes
-from .process import install, install_own
-from .tasks import Problem
+from .own import OwnCase, launch_bytes, require_checkable
+from .process import at_work, install, install_own
+from .tasks import Answer, Problem
 
 OWN_REPEATS = 32  # of a kernel whose order of sums nobody has looked at
 
@@ -56,6 +58,25 @@ def workload_of(problem: Problem) -> Workload:
     if problem.source is None:
         return StepWorkload(problem)
     return OwnWorkload(problem, problem.source)
+
+
+@dataclass(frozen=True)
+class DescribeTask:
+    """A user's file or module to describe. words: as in CheckTask."""
+
+    source: loading.Source
+    words: str
+
+
+def describe(task: DescribeTask) -> Answer[tuple[OwnKernel, ...]]:
+    """Its kernels. Raises KernelError where one can't be checked."""
+    def described() -> tuple[OwnKernel, ...]:
+        found = own.describe(task.source)
+        for kernel in found:
+            require_checkable(loading.load(kernel.source))
+        return found
+
+    return at_work(task.words, described)
 
 
 @dataclass(frozen=True)

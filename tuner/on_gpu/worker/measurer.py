@@ -9,12 +9,16 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ....kernels.arguments import KernelError
+from ....kernels.loading import Source
 from ....schedules.schedule import Schedule
 from ... import pool
+from ...offline.own import OwnKernel
 from ..samples.gate import Checked, Failure
 from ..samples.timing import Batch
 from ..samples.usage import Calls, Usage
 from . import checks, timing
+from .cases import DescribeTask, describe
 from .tasks import Answer, CheckTask, Problem, TimeTask
 
 T = TypeVar("T")
@@ -25,6 +29,9 @@ CPU_SECONDS = 300  # per task
 
 class Measurer(Protocol):
     """Checks and times candidates of one problem. A candidate's death is a value, never an error."""
+
+    def describe(self, source: Source) -> tuple[OwnKernel, ...]:
+        """Kernels of one's own, that can be checked. Raises KernelError."""
 
     def check(self, problem: Problem, name: str, schedule: Schedule) -> Checked:
         """The checks that need no decoder."""
@@ -74,6 +81,13 @@ class GpuMeasurer:
     def close(self) -> None:
         """End the worker."""
         self.executor.shutdown(cancel_futures=True)
+
+    def describe(self, source: Source) -> tuple[OwnKernel, ...]:
+        """As Measurer."""
+        found = self.ask(describe, DescribeTask(source, str(self.words)))
+        if isinstance(found, pool.Died):
+            raise KernelError(f"{source.place}: its process died: {self.words_of(found)}", expected="a file that Python imports")
+        return found
 
     def check(self, problem: Problem, name: str, schedule: Schedule) -> Checked:
         """As Measurer."""

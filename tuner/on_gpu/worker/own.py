@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....kernels.arguments import KernelError, Scalar, Tensor, names_in, value_of
@@ -122,8 +123,7 @@ class OwnCase(Case[OwnSchedule]):
         count = self.shape.dims[rows]
         axes = [_row_axis(described, rows) for described in _outputs(self.kernel).values()]
         for row in sorted({*range(min(count, MOST_ROWS)), count - 1}):
-            found = self._launch(schedule, change=lambda name, described, made, row=row: _hide(
-                made, _row_axis(described, rows), row))
+            found = self._launch(schedule, change=_Hiding(rows, row))
             yield f"row {row} among others", _taken(found, axes, row, 1), _taken(whole, axes, row, 1)
         for shape in self.kernel.own_shapes:
             fewer = shape.dims[rows]
@@ -263,16 +263,23 @@ def _row_axis(described: Tensor, rows: str) -> int | None:
     return described.dims.index(rows) if rows in described.dims else None
 
 
-def _hide(made: "torch.Tensor", axis: int | None, row: int) -> None:
-    """Poison all rows but one; whole numbers, which may be addresses, are reversed instead."""
-    if axis is None:
-        return
-    kept = made.select(axis, row).clone()
-    if made.is_floating_point():
-        poison_(made)
-    else:
-        made.copy_(made.flip(axis))
-    made.select(axis, row).copy_(kept)
+@dataclass(frozen=True)
+class _Hiding:
+    """Poisons all rows but one; whole numbers, which may be addresses, are reversed instead."""
+
+    rows: str
+    row: int
+
+    def __call__(self, name: str, described: Tensor, made: "torch.Tensor") -> None:
+        axis = _row_axis(described, self.rows)
+        if axis is None:
+            return
+        kept = made.select(axis, self.row).clone()
+        if made.is_floating_point():
+            poison_(made)
+        else:
+            made.copy_(made.flip(axis))
+        made.select(axis, self.row).copy_(kept)
 
 
 def _taken(outputs: "Outputs", axes: list[int | None], first: int, count: int) -> "Outputs":
