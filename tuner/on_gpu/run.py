@@ -216,7 +216,7 @@ class _Run:
     def contests(self) -> None:
         """Each worker process in turn measures the open contests. Each contest has an equal share of the time left; the next
         process uses the rest."""
-        reserve = self.request.budget * GATE_SHARE
+        reserve = 0.0 if self.own else self.request.budget * GATE_SHARE
         for process in range(self.now.processes + 1):  # one more than must confirm: some contests lack time in the first
             todo = [c for c in self.now.contests.values() if not c.finished]
             if process and todo:
