@@ -13,7 +13,7 @@ from ....schedules.recipe import Recipe
 from ....schedules.schedule import OwnSchedule, Schedule
 from ....shapes.errors import UserError
 from ....shapes.fields import Digest, Fields, Table, read_fields, require_name
-from ....shapes.model import AttentionShape, HeadShape, KernelShape, LinearShape, MergeShape, dims_of
+from ....shapes.model import AttentionShape, CertifiedHeadShape, HeadShape, KernelShape, LinearShape, MergeShape, dims_of
 from ....shapes.own import OwnShape
 from ....shapes.target import load_sku
 from ...errors import GpuError, RecordingError
@@ -269,7 +269,7 @@ def _contest_of(stored: StoredContest, fields: Fields) -> Contest:
         require_name(kernel, f"{where}: kernel", RecordingError)
     elif kernel not in registry.TUNABLE:
         raise fields.fail("kernel", f"is {kernel!r}"[:120], expected=f"one of {', '.join(registry.TUNABLE)}")
-    elif not isinstance(shape, LinearShape | HeadShape | AttentionShape | MergeShape) or not all(
+    elif not isinstance(shape, LinearShape | HeadShape | CertifiedHeadShape | AttentionShape | MergeShape) or not all(
             not isinstance(n, int) or 0 <= n < 2**31 for n in dims_of(shape).values()):
         raise fields.fail("shape", "isn't a tuned kernel's", expected="the shape of a linear, head, attention or merge")
     if len(stored.order) != len(stored.entrants) or set(stored.order) != set(stored.entrants):
