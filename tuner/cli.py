@@ -40,9 +40,18 @@ class _Commands(click.Group):
         return with_classes(found) if cmd_name == "verify" else found
 
 
+def _version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from .offline.doctor import versions
+
+        click.echo(versions())
+        context.exit()
+
+
 @click.group(cls=_Commands, invoke_without_command=True,
              context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="tune-kernels")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+              help="Print the version and the toolchain, and exit.")
 @click.option("--offline", is_flag=True, help="Compile, inspect and report every schedule; needs no GPU.")
 @click.option("--on-gpu", is_flag=True, help="Time an offline bundle's survivors on this GPU, prove their bits, promote.")
 @click.option("--model", default="qwen2.5-7b", show_default=True, metavar="NAME|PATH",

@@ -69,5 +69,21 @@ def _gpu() -> Finding:
     return Finding("gpu", True, "; ".join(names)) if done.returncode == 0 and names else nothing
 
 
+def versions() -> str:
+    """One line: the version of this package, and the toolchain that compiles. A tool that is missing is named, never an error."""
+    from importlib.metadata import version
+
+    found = [f"Python {platform.python_version()}"]
+    try:
+        found.append(f"Triton {version('triton')}")
+        assemblers = {arch: toolchain.release(toolchain.ptxas_path(load_arch(arch).capability)) for arch in ARCHES}
+        found.append("ptxas " + ", ".join(f"{release} for {arch}" for arch, release in assemblers.items()))
+    except (UserError, ImportError) as e:
+        found.append(f"no toolchain: {e}".splitlines()[0])
+    if importlib.util.find_spec("torch"):
+        found.append(f"torch {_torch_version()}")
+    return f"tune-kernels {version('tune-kernels')} ({'; '.join(found)})"
+
+
 def as_json(findings: list[Finding]) -> list[Table]:
     return [{"what": f.what, "ok": f.ok, "found": f.found} for f in findings]
