@@ -58,7 +58,7 @@ def test_a_task_that_never_ends_is_stopped_by_its_processor_time(execute: Callab
 
 
 def test_many_tasks_on_one_worker_do_not_add_up_to_its_limit(execute: Callable[..., dict[Any, Any]]) -> None:
-    """The operating system counts a process's whole life; the limit moves on with each task."""
+    """F27: the operating system counts a process's whole life; the limit moves on with each task, under load too."""
     found = execute([("burn", i) for i in range(10)], cpu_seconds=1)
     assert sorted(found.values(), key=str) == list(range(10))
 

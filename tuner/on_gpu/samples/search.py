@@ -26,6 +26,9 @@ AT_ONCE = 8  # candidates that are claimed and timed together
 FIRST_ROUNDS, MORE_ROUNDS = 6, 18  # of every candidate; of unpruned ones
 ATTEMPTS = 4  # to open a storage
 STARTUP = 16  # random trials before TPE proposes
+# None is a dependency; for one that is missing.
+DRIVERS = {"postgresql": "pip install psycopg2-binary; or postgresql+psycopg:// with pip install 'psycopg[binary]'",
+           "mysql": "pip install mysqlclient; or mysql+pymysql:// with pip install pymysql"}
 VARIANT, TOKEN = "variant", "token"  # a trial's attributes: its variant, a unique value
 
 
@@ -56,9 +59,10 @@ class Study:
                     storage=_storage(storage), study_name=name, load_if_exists=True, sampler=self.sampler,
                     pruner=self.optuna.pruners.MedianPruner(n_startup_trials=STARTUP))
             except Exception as e:  # any driver of any database
-                if attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1 or isinstance(e, ImportError):
                     raise StorageError(f"storage {storage!r}: {type(e).__name__}: {e}"[:400],
-                                       expected="a file, or a URL of a database with a driver that SQLAlchemy finds") from None
+                                       expected="a file, or a URL of a database with a driver that SQLAlchemy finds",
+                                       action=DRIVERS.get(storage.partition(":")[0], "")) from None
                 time.sleep(0.5 + self.random.random())
         raise AssertionError("unreachable")
 

@@ -4,6 +4,8 @@ import itertools
 import json
 import multiprocessing
 import random
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,11 @@ def test_the_slow_are_pruned_and_the_dead_are_told(tmp_path: Path) -> None:
 def test_a_storage_that_cant_be_opened_is_named() -> None:
     with pytest.raises(StorageError, match="nosuchdb://"):
         Study("nosuchdb://host/db", "test", CANDIDATES, 0)
+
+
+def test_a_missing_driver_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F40: `postgresql://` failed after all retries, and nothing said what to install."""
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("tried again"))
+    with pytest.raises(StorageError, match="pip install psycopg2-binary"):
+        Study("postgresql://host/db", "test", CANDIDATES, 0)
