@@ -16,7 +16,7 @@ COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 CORES = len(os.sched_getaffinity(0))
 # Tests that run in the environments of other Tritons, which have no torch.
 OTHER_TOOLCHAINS = ["tests/tuner/offline/test_toolchains.py", "tests/kernels/test_toolchain.py",
-                    "tests/tuner/review/test_shipped_rows.py"]
+                    "tests/tuner/review/test_shipped_rows.py", "tests/tuner/record/test_without_torch.py"]
 
 
 @dataclass(frozen=True)

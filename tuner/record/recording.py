@@ -45,13 +45,13 @@ class RecordedKernel:
 @dataclass(frozen=True)
 class Launch:
     """Launches that are alike. kernel: its hash; arguments: per argument a number, a text, null, or a tensor's dtype, shape and
-    strides; trial: of a tuner or a benchmark; reads: that many of the recording's reads came before the first of them."""
+    strides; trial: of a tuner or a benchmark; reads: those of the recording's reads that their process made before the first."""
 
     kernel: str
     grid: tuple[int, int, int]
     arguments: tuple[object, ...]
     trial: bool
-    reads: Count
+    reads: tuple[Count, ...]
     count: Count
 
 
@@ -116,11 +116,11 @@ class Recording:
         outputs = {kernel.hash: {index for index, (name, _) in enumerate(kernel.signature)
                                  if kernel.outputs is None or name in kernel.outputs} for kernel in self.kernels}
         told = [any(index in outputs.get(kernel, ()) for kernel, index in read.origins) for read in self.reads]
-        first: dict[str, int] = {}
+        first: dict[str, tuple[int, ...]] = {}
         for launch in self.launches:
-            first[launch.kernel] = min(launch.reads, first.get(launch.kernel, launch.reads))
-        return {kernel: [f"{self.reads[i].where} ({self.reads[i].operation})" for i in range(count) if told[i]]
-                for kernel, count in first.items() if any(told[:count])}
+            first[launch.kernel] = min(launch.reads, first.get(launch.kernel, launch.reads), key=len)
+        return {kernel: [f"{self.reads[i].where} ({self.reads[i].operation})" for i in reads if told[i]]
+                for kernel, reads in first.items() if any(told[i] for i in reads)}
 
 
 @dataclass
@@ -144,8 +144,8 @@ class _Found:
             kernel = event.read(RecordedKernel)
             self.kernels.setdefault(kernel.hash, kernel)
         elif kind == "launch":
-            number = event.get("number", int)
-            self.launches[number] = event.read(Launch, count=0)
+            number, reads = event.get("number", int), event.get("reads", int)
+            self.launches[number] = event.read(Launch, count=0, reads=tuple(range(reads)))
         elif kind == "count":
             number = event.get("number", int)
             self.launches[number] = replace(self.launches[number], count=event.get("count", int))
@@ -167,7 +167,7 @@ def read_events(folder: Path, command: tuple[str, ...], target: str | None, code
     reads: list[Read] = []
     launches: list[Launch] = []
     for process in processes:
-        launches += [replace(launch, reads=launch.reads + len(reads)) for launch in process.launches.values()]
+        launches += [replace(launch, reads=tuple(len(reads) + i for i in launch.reads)) for launch in process.launches.values()]
         reads += [process.reads[number] for number in sorted(process.reads)]
     kernels = {kernel.hash: kernel for process in processes for kernel in process.kernels.values()}
     return Recording(command, target, code, tuple(p for one in processes for p in one.processes), tuple(kernels.values()),
@@ -195,5 +195,6 @@ def _merged(launches: list[Launch]) -> tuple[Launch, ...]:
     for launch in launches:
         key = (launch.kernel, launch.grid, launch.trial, repr(launch.arguments))
         old = found.get(key)
-        found[key] = launch if old is None else replace(old, count=old.count + launch.count, reads=min(old.reads, launch.reads))
+        found[key] = launch if old is None else replace(old, count=old.count + launch.count,
+                                                        reads=min(old.reads, launch.reads, key=len))
     return tuple(found.values())

@@ -81,7 +81,7 @@ def test_a_program_is_compiled_judged_and_written_down(tmp_path: Path, capfd: py
     launches = {kernels[one["kernel"]]["function"]: one for one in found["launches"] if not one["trial"]}
     assert set(launches) == {"add", "scale", "product"}
     tensor = {"dtype": "float32", "shape": [1000], "strides": [1]}
-    assert launches["add"] == {"kernel": launches["add"]["kernel"], "grid": [4, 1, 1], "trial": False, "reads": 0, "count": 3,
+    assert launches["add"] == {"kernel": launches["add"]["kernel"], "grid": [4, 1, 1], "trial": False, "reads": [], "count": 3,
                                "arguments": [tensor, tensor, tensor, 1000, 256]}
     assert launches["scale"]["grid"] == [8, 1, 1] and launches["scale"]["arguments"][2:] == [2.0, 1000, 128, False]
     add = kernels[launches["add"]["kernel"]]
@@ -242,3 +242,17 @@ assert driver.active.launched == ["add"] * 3
     assert done.recording.code == 0 and done.recording.target is None
     [launch] = done.recording.launches
     assert launch.count == 3 and done.inspection.kernels[0].arch == "sm_90"
+
+
+def test_a_read_says_nothing_of_another_process(tmp_path: Path) -> None:
+    done = record(tmp_path, KERNELS + """
+import subprocess, sys
+x, out = torch.ones(64, device="cuda"), torch.empty(64, device="cuda")
+if len(sys.argv) == 1:
+    add[(1,)](x, x, out, 64, BLOCK=64)
+    n = 64 + int(out.sum().item())
+    subprocess.run([sys.executable, __file__, "again"], check=True)
+else:
+    scale[(1,)](x, out, 2.0, 64, BLOCK=64)
+""")
+    assert done.exit_code == 0 and "may depend on data" not in done.output and len(recording(tmp_path)["reads"]) == 1
