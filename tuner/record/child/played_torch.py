@@ -79,7 +79,7 @@ class OnCpu(TorchDispatchMode):
             return _zeroed(func(*args, **kwargs), name)
         origins = self.written.of(list(_tensors((args, list(kwargs.values())))))
         if origins and name in READS:
-            self.recorder.read_back(name.strip("_"), _caller(), sorted(origins))
+            self.recorder.read_back("item" if name == "_local_scalar_dense" else name.strip("_"), _caller(), sorted(origins))
         out = func(*args, **kwargs)
         out = _zeroed(out, name)
         fresh = name in FILLS or name.startswith("new_") or name.endswith("_like")
