@@ -350,6 +350,26 @@ def doctor(context: click.Context, as_json: bool) -> None:
     context.exit(1 if any(f.ok is False for f in findings) else 0)
 
 
+@cli.command()
+@click.argument("kernel", metavar="KERNEL")
+@click.option("--format", "form", type=click.Choice(["triton", "json"]), default="triton", show_default=True,
+              help="Python source with triton.Config by SKU and sizes, or one JSON line.")
+@click.option("--schedules", type=click.Path(path_type=Path, file_okay=False), envvar="TUNE_KERNELS_SCHEDULES",
+              help="Folder of promoted schedules, read first.  [default: the user's data folder]")
+@click.option("--json", "as_json", is_flag=True, help="As --format json.")
+def export(kernel: str, form: str, schedules: Path | None, as_json: bool) -> None:
+    """Print the promoted schedules of KERNEL, built-in or your own, for use in @triton.autotune. Exit 1 where there is none.
+
+    \b
+    tune-kernels export my_norm.norm > my_norm_configs.py
+    """
+    from ..schedules import store
+    from . import export as exporting
+
+    found = exporting.exported(kernel, store.search_path(schedules))
+    click.echo(exporting.as_json(kernel, found) if as_json or form == "json" else exporting.as_triton(kernel, found).rstrip())
+
+
 def main() -> None:
     """Entry point. A user's mistake ends in a message and an exit code, never in a traceback."""
     end_on_signals()
