@@ -50,10 +50,11 @@ class HeadShape:
 
 @dataclass(frozen=True)
 class CertifiedHeadShape:
-    """A bf16 head, w [N, K], whose int8 copy is screened."""
+    """A bf16 head, w [N, K], whose copy is screened. copy: the copy's type; in old files N and K alone are a plain head's."""
 
     N: int
     K: int
+    copy: str = "int8"
 
 
 @dataclass(frozen=True)
