@@ -57,10 +57,11 @@ class Kernel:
     dimension. knobs: values by name, whose product is tried, or a list of combinations; a name is an argument of the function or
     one of OPTIONS. grid: blocks, as a function of (shape, knobs) or, as Triton has it, of all arguments by name. contract: why a
     shape and knobs can't go together, or None. instructions: by target, the families of tensor-core instructions that are
-    required or forbidden. shared_bytes: a lower bound of the shared memory, to reject without compiling. early_reads:
-    arguments that no kernel in flight writes, under launch_pdl. reference: the outputs in fp64, of the other arguments by name
-    without `_ptr`. max_rms_error: RMS of the difference to the reference over the reference's. rows: the dimension whose entries
-    must not see each other. name: the file's and function's where it is None.
+    required or forbidden; where none is required, FP8 that falls back to f16 is refused. shared_bytes: a lower bound of the
+    shared memory, to reject without compiling. early_reads: arguments that no kernel in flight writes, under launch_pdl.
+    reference: the outputs in fp64, of the other arguments by name without `_ptr`. max_rms_error: RMS of the difference to the
+    reference over the reference's. rows: the dimension whose entries must not see each other. name: the file's and function's
+    where it is empty.
     """
 
     fn: Any
@@ -316,8 +317,9 @@ class Kernel:
 
     def _instructions(self, arch: str) -> Instructions:
         rules = self.instructions.get(arch, {})
-        return Instructions(tuple(rules.get("required", ())), tuple(rules.get("forbidden", ())),
-                            tuple(rules.get("forbidden_ptx", ())), fallback_ptx=FALLBACK_PTX)
+        required = tuple(rules.get("required", ()))
+        return Instructions(required, tuple(rules.get("forbidden", ())), tuple(rules.get("forbidden_ptx", ())),
+                            fallback_ptx=() if required else FALLBACK_PTX)
 
     @cached_property
     def operation(self) -> Operation[OwnShape, OwnSchedule]:

@@ -12,6 +12,7 @@ from . import attention, bundle, linear, lm_head, merge, screen, toolchain
 from .findings import FINDINGS
 from .fixed import FIXED
 from .linear import PRELOADED
+from .loading import Source, load
 from .operation import AnyOperation, Jitted
 
 TUNABLE: dict[str, AnyOperation] = {
@@ -37,8 +38,11 @@ def known(kernel: str) -> bool:
     return kernel in IN_SPACES or kernel in FIXED
 
 
-def operation(kernel: str) -> AnyOperation:
-    """The operation of a kernel. Raises KeyError for an unknown name."""
+def operation(kernel: str, source: Source | None = None) -> AnyOperation:
+    """The operation of a kernel. source: of a user's, whose file is imported here: in a worker. Raises KeyError for an unknown
+    name, KernelError for a file that isn't what it was."""
+    if source is not None:
+        return load(source).operation
     return IN_SPACES[kernel] if kernel in IN_SPACES else FIXED[kernel].operation
 
 

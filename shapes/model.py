@@ -6,9 +6,10 @@ A shape comes from a shipped TOML file (by name) or from a Hugging Face `config.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -220,6 +221,21 @@ class ModelShape:
         """Digest of the sizes, which identify a model: 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.sizes, sort_keys=True).encode()).hexdigest()[:16]
 
+    def shared_by(self, gpus: int) -> "ModelShape":
+        """The part that each of so many GPUs computes under tensor parallelism: heads, the MLP's width and the vocabulary are
+        divided, the residual stream is whole. Raises ShapeError for a number that doesn't divide them."""
+        if gpus == 1:
+            return self
+        names = ("num_heads", "num_kv_heads", "intermediate_size", "vocab_size", "draft_vocab_size")
+        sizes = {name: vars(self)[name] for name in names if vars(self)[name] is not None}
+        for name, size in sizes.items():
+            unit = 16 if name == "intermediate_size" else 1
+            if size % (gpus * unit):
+                raise ShapeError(f"{name} {size} of {self.name} can't be shared by {gpus} GPUs",
+                                 expected="a divisor" + (f" that leaves a multiple of {unit}" if unit > 1 else ""),
+                                 action=f"choose --tp {_divisor(sizes.values())} or a divisor of it")
+        return dataclasses.replace(self, name=f"{self.name}-tp{gpus}", **{name: size // gpus for name, size in sizes.items()})
+
     @property
     def attention_shape(self) -> AttentionShape:
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim)
@@ -251,6 +267,11 @@ class ModelShape:
         return {**self.linear_shapes(dtype, terms), "attention": self.attention_shape, "merge": self.merge_shape,
                 "lm_head": head, "lm_head_logits": head,
                 **({} if small else {"lm_head_certified": CertifiedHeadShape(head.N, head.K)})}
+
+
+def _divisor(sizes: Iterable[int]) -> int:
+    """The largest number that divides all."""
+    return math.gcd(*sizes)
 
 
 def shipped_names() -> list[str]:

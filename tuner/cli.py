@@ -58,8 +58,11 @@ def _version(context: click.Context, parameter: click.Parameter, asked: bool) ->
               help="A shipped shape, or a Hugging Face config.json.")
 @click.option("--target", "targets", multiple=True, metavar="sm_NN|GPU",
               help="GPU target, as sm_103, nvidia-b300 or b300; repeat for several.  [default: sm_103, sm_100, sm_90]")
-@click.option("--kernel", "kernels", multiple=True, metavar="NAME",
-              help="Kernel of the decode step; repeat for several.  [default: all]")
+@click.option("--kernel", "kernels", multiple=True, metavar="NAME|FILE.py[:NAME]|MODULE:NAME",
+              help="Kernel of the decode step, or of your own; repeat for several.  [default: all of the step]")
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=N,...",
+              help="Sizes in the place of the model's, or of your kernel's, as N=4608,K=3584; repeat for several.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="GPUs that share the model.")
 @click.option("--space", default="default", show_default=True, metavar="default|small|wide|findings|FILE",
               help="Schedules to try: a shipped space, or your own TOML file.")
 @click.option("--recipe", default="fp8-v1", show_default=True, help="Precisions and numerics flags.")
@@ -71,6 +74,8 @@ def _version(context: click.Context, parameter: click.Parameter, asked: bool) ->
 @click.option("--fresh", is_flag=True, help="Ignore results of earlier runs in the folder: compile everything again.")
 @click.option("--max-spill-bytes", type=click.IntRange(min=0), default=0, show_default=True,
               help="Spilled bytes per thread that are still accepted.")
+@click.option("--timeout", type=click.FloatRange(min=1), default=60, show_default=True, metavar="SECONDS",
+              help="Processor time of one variant.")
 @click.option("--executor", metavar="MODULE:CALLABLE",
               help="Factory of a concurrent.futures.Executor; its workers must see --out.  [default: local processes]")
 @click.option("--bundle", type=click.Path(path_type=Path, file_okay=False), default=Path("build/offline"), show_default=True,
@@ -95,6 +100,7 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
     \b
     tune-kernels --offline                              all kernels of Qwen2.5-7B, for B300, B200 and H200
     tune-kernels --offline --target sm_90 --kernel down
+    tune-kernels --offline --kernel my_norm.py          a Triton kernel of your own: docs/your-own-kernel.md
     tune-kernels --on-gpu --bundle build/offline --promote
     tune-kernels show ID                                a variant's verdict with its reasons and SASS
     tune-kernels diff main..HEAD                        the effect of a change of promoted schedules
@@ -129,7 +135,8 @@ def cli(context: click.Context, offline: bool, on_gpu: bool, as_json: bool, **op
     context.exit(run(request, as_json=as_json, given=given, **{n: chosen[n] for n in how}))
 
 
-OFFLINE = ("model", "targets", "kernels", "space", "recipe", "jobs", "out", "fresh", "max_spill_bytes", "executor", "schedules")
+OFFLINE = ("model", "targets", "kernels", "space", "recipe", "jobs", "out", "fresh", "max_spill_bytes", "executor", "schedules",
+           "shapes", "tp", "timeout")
 ON_GPU = ("model", "kernels", "recipe", "out", "bundle", "weights", "budget", "storage", "schedules", "promote", "dry_run",
           "replay")
 
@@ -138,7 +145,7 @@ def _offline(as_json: bool, options: dict[str, Any]) -> int:
     """Sweep and print the summary. options: the given fields of SweepRequest. Returns the exit code."""
     from rich.console import Console
 
-    from ..kernels.registry import IN_SPACES
+    from ..kernels.fixed import FIXED
     from .offline.report import print_summary
     from .offline.sweep import SweepRequest, sweep
 
@@ -151,7 +158,7 @@ def _offline(as_json: bool, options: dict[str, Any]) -> int:
                                "audit": vars(report.audit), "toolchain": vars(report.toolchain), "seconds": report.seconds}))
     else:
         print_summary(report, console, request.out)
-    survived = any(v.accepted and v.kernel in IN_SPACES for v in report.variants)
+    survived = any(v.accepted and v.kernel not in FIXED for v in report.variants)
     if not survived:
         click.echo("nothing survived: every variant was rejected; see the reasons in the report", err=True)
     if report.audit.disagreed:

@@ -161,14 +161,14 @@ def _in_own_process(scratch: Path, limits: Limits, fn: Callable[..., T], args: t
     return _outcome(_own_processes[key].submit(fn, *args, **kwargs))
 
 
-def make_executor(name: str | None, jobs: int, scratch: Path) -> concurrent.futures.Executor:
+def make_executor(name: str | None, jobs: int, scratch: Path, limits: Limits = Limits()) -> concurrent.futures.Executor:
     """The local executor, or the one that `module:callable` returns. jobs: number of local workers. scratch: for temporary files.
 
     Raises:
         ExecutorError: no such module or callable, or it returns no Executor.
     """
     if name is None:
-        return LocalExecutor(jobs, scratch)
+        return LocalExecutor(jobs, scratch, limits)
     module, _, attribute = name.partition(":")
     try:
         made = getattr(importlib.import_module(module), attribute)()
@@ -178,7 +178,7 @@ def make_executor(name: str | None, jobs: int, scratch: Path) -> concurrent.futu
     if not isinstance(made, concurrent.futures.Executor):
         raise ExecutorError(f"executor {name!r} made a {type(made).__name__}",
                             expected="a concurrent.futures.Executor whose workers see the --out folder")
-    return BoundedExecutor(made, scratch)
+    return BoundedExecutor(made, scratch, limits)
 
 
 def run(executor: concurrent.futures.Executor, function: Callable[[Task], T], tasks: Iterable[Task], *,

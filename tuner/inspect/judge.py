@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...kernels.operation import Instructions
+from ...kernels.operation import FALLBACK_PTX, Instructions
 from ...kernels.toolchain import ptxas_path
 from ...shapes.errors import ShapeError
 from ...shapes.target import load_arch
@@ -20,6 +20,7 @@ from ..offline.inspection import (
     blocks_per_sm,
     early_lines,
     early_reasons,
+    fallback_reasons,
     instruction_reasons,
     ptx_lines,
     resource_reasons,
@@ -28,8 +29,6 @@ from ..offline.inspection import (
 from ..offline.record import Reason
 from .find import Artefact
 
-CONVERSIONS = ("cvt.rn.f16x2.e4m3x2", "cvt.rn.f16x2.e5m2x2")  # FP8 to f16
-FP8_FAMILIES = ("QGMMA", "UTCQMMA", "QMMA")
 _TARGET = re.compile(r"^\.target\s+sm_(\d+)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)", re.DOTALL)
 _POINTERS = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.\w+\s+\.ptr\b|\.param\s+\.align\s+\d+\s+\.b8\b")
@@ -97,11 +96,9 @@ def _judged(name: str, facts: CubinFacts, artefact: Artefact, demands: Demands) 
     metadata, ptx = artefact.metadata, artefact.ptx
     if ptx is not None and not re.search(rf"\.entry\s+{re.escape(name)}\s*\(", ptx):
         ptx = None  # another kernel's
-    lines, conversions = ptx_lines(ptx or "", CONVERSIONS)
+    lines, conversions = ptx_lines(ptx or "", FALLBACK_PTX)
     reasons = instruction_reasons(facts.instructions, Instructions(demands.required, demands.forbidden), lines)
-    if conversions and facts.instructions and not any(family in facts.instructions for family in FP8_FAMILIES):
-        reasons.append(Reason("wrong_instruction", f"FP8 is converted to f16 and multiplied by {', '.join(facts.instructions)}",
-                              conversions))
+    reasons += fallback_reasons(conversions, facts.instructions)
     reasons += spill_reasons(facts, demands.max_spill_bytes)
     fit = None
     try:

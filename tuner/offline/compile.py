@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Literal
 
 from ...kernels import bundle, toolchain
-from ...kernels.operation import Instructions, Launch
+from ...kernels.loading import Source
+from ...kernels.operation import FAMILIES, Instructions, Launch
 from ...schedules.recipe import Numerics
 from ...schedules.schedule import Schedule
 from ...shapes.fields import Table
@@ -36,6 +37,7 @@ from ...shapes.target import Target, load_arch
 from ..errors import AssemblerDied, cannot_write
 from . import inspection
 from .cubin import CubinFacts, Unreadable, read_cubin
+from .own import in_a_worker
 from .record import SCHEMA, Facts, Reason, Record, Stage, read_record, record_path, write_record
 
 AUDIT_ONE_IN = 16  # one of so many early rejects is compiled to the end, to compare predicted and found faults
@@ -46,16 +48,19 @@ DONE_BY_TTGIR = ("num_stages", "max_num_imprecise_acc_default", "extern_libs")
 
 @dataclass(frozen=True)
 class Task:
-    """One compilation, as sent to a worker. key: the artefact's; record_key: the record's; folder: of the sweep."""
+    """One compilation, as sent to a worker. wanted: of the artefact; key: the artefact's; record_key: the record's; folder: of
+    the sweep; source: of a user's kernel."""
 
     kernel: str
     arch: str
     shape: KernelShape
     schedule: Schedule
     numerics: Numerics
+    wanted: Instructions
     key: str
     record_key: str
     folder: str
+    source: Source | None = None
 
 
 # Compiling redirects stdout and stderr and sets global switches: threads of one process take turns.
@@ -71,25 +76,26 @@ class Stop(Exception):
         self.reasons = reasons
 
 
-def launch_of(kernel: str, shape: KernelShape, schedule: Schedule, numerics: Numerics) -> Launch:
+def launch_of(kernel: str, shape: KernelShape, schedule: Schedule, numerics: Numerics, source: Source | None = None) -> Launch:
     from ...kernels import registry
 
-    return registry.operation(kernel).launch(shape, schedule, numerics)
+    return registry.operation(kernel, source).launch(shape, schedule, numerics)
 
 
-def wanted_instructions(kernel: str, shape: KernelShape, arch: str) -> Instructions:
+def wanted_instructions(kernel: str, shape: KernelShape, arch: str, source: Source | None = None) -> Instructions:
     from ...kernels import registry
 
-    operation = registry.operation(kernel)
+    operation = registry.operation(kernel, source)
     return dataclasses.replace(operation.instructions(shape, arch), early_reads=operation.early_reads)
 
 
-def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, numerics: Numerics, folder: Path) -> Task:
-    launch = launch_of(kernel, shape, schedule, numerics)
+def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, numerics: Numerics, folder: Path,
+              source: Source | None = None) -> Task:
+    launch = launch_of(kernel, shape, schedule, numerics, source)
     key = bundle.artefact_key(launch, load_arch(arch).capability)
-    wanted = wanted_instructions(kernel, shape, arch)
+    wanted = wanted_instructions(kernel, shape, arch, source)
     record_key = hashlib.sha256(json.dumps([SCHEMA, key, dataclasses.astuple(wanted)]).encode()).hexdigest()[:32]
-    return Task(kernel, arch, shape, schedule, numerics, key, record_key, str(folder))
+    return Task(kernel, arch, shape, schedule, numerics, wanted, key, record_key, str(folder), source)
 
 
 def audited(key: str) -> bool:
@@ -107,14 +113,17 @@ def compile_task(task: Task, *, to_the_end: bool = False) -> Record:
     started = time.perf_counter()
     folder = Path(task.folder)
     target = load_arch(task.arch)
-    wanted = wanted_instructions(task.kernel, task.shape, task.arch)
-    launch = launch_of(task.kernel, task.shape, task.schedule, task.numerics)
-    work = _Compilation(launch, target, wanted, task.key, folder, to_the_end)
-    try:
-        with ONE_AT_A_TIME:
-            record = work.run()
-    except OSError as e:
-        raise cannot_write(folder, e) from None
+    with ONE_AT_A_TIME, in_a_worker() if task.source else contextlib.nullcontext():
+        try:
+            launch = launch_of(task.kernel, task.shape, task.schedule, task.numerics, task.source)
+        except (Exception, SystemExit) as e:
+            if task.source is None:
+                raise
+            return Record("contract", (Reason("compile_error", f"{type(e).__name__}: {e}"[:400]),))  # unlike when it was planned
+        try:
+            record = _Compilation(launch, target, task.wanted, task.key, folder, to_the_end).run()
+        except OSError as e:
+            raise cannot_write(folder, e) from None
     record = dataclasses.replace(record, compile_ms=round((time.perf_counter() - started) * 1e3, 1))
     write_record(record_path(folder, task.record_key), record)
     return record
@@ -149,7 +158,7 @@ class _Compilation:
             yield
         except (OSError, MemoryError):
             raise
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             if (killed := re.search(r"`ptxas` failed with error code -(\d+)", str(e))) is not None:
                 raise AssemblerDied(int(killed.group(1))) from None
             code: Literal["assembler_error", "compile_error"]
@@ -246,7 +255,7 @@ class _Compilation:
         self._early("ttgir", inspection.resource_reasons(*self._memory(), self.target))
         with self._compiler():
             ptx: str = self.stages["ptx"](module, self.metadata)
-        shown, conversions = inspection.ptx_lines(ptx, self.wanted.forbidden_ptx)
+        shown, conversions = inspection.ptx_lines(ptx, self.wanted.forbidden_ptx + self.wanted.fallback_ptx)
         self.record = replace(self.record, stage="ptx", lines=shown or self.record.lines, conversions=conversions)
         if self.launch.options.get("launch_pdl"):
             try:
@@ -254,7 +263,9 @@ class _Compilation:
             except Unreadable as e:
                 raise Stop("ptx", [Reason("not_inspectable", str(e))]) from None
             self.record = replace(self.record, early_accesses=found)
-        self._early("ptx", inspection.conversion_reasons(conversions) + inspection.early_reasons(self.record.early_accesses))
+        families = self.record.dots if set(self.record.dots) <= set(FAMILIES) else ()  # others get theirs in later stages
+        self._early("ptx", inspection.conversion_reasons(conversions, self.wanted, families)
+                    + inspection.early_reasons(self.record.early_accesses))
         return ptx
 
     def _memory(self) -> tuple[int, int]:
@@ -312,7 +323,7 @@ def _captured_stderr() -> Iterator[Callable[[], str]]:
             os.close(saved)
 
 
-def _error_text(error: Exception, printed: str) -> tuple[str, tuple[str, ...]]:
+def _error_text(error: BaseException, printed: str) -> tuple[str, tuple[str, ...]]:
     """(detail, lines) of a compiler error: the first line that names an error, and up to 6 such lines."""
     lines = [line.strip() for line in f"{error}\n{printed}".splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Repro command")]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
+from ...schedules.schedule import knobs_of
 from .report import Variant
 
 MOST_KNOBS = 4  # per kernel
@@ -80,17 +81,18 @@ def deciding_knobs(variants: Sequence[Variant]) -> list[Knob]:
     found: list[Knob] = []
     for kernel in dict.fromkeys(v.kernel for v in variants):
         mine = [v for v in variants if v.kernel == kernel]
-        knobs = [_knob(kernel, name, mine) for name in vars(mine[0].schedule)]
+        knobs = [_knob(kernel, name, mine) for name in dict.fromkeys(n for v in mine for n in knobs_of(v.schedule))]
         found += sorted((k for k in knobs if k.spread), key=lambda k: -k.spread)[:MOST_KNOBS]
     return found
 
 
 def _knob(kernel: str, name: str, variants: Sequence[Variant]) -> Knob:
-    total = Counter(vars(v.schedule)[name] for v in variants)
-    accepted = Counter(vars(v.schedule)[name] for v in variants if v.accepted)
-    values = sorted(total, key=lambda value: (isinstance(value, str), value is not None, value if value is not None else 0))
-    cells = [(_word(value), Cell(accepted[value], total[value], query_of(kernel=kernel, q=f"{name}={_word(value)}")))
-             for value in values]
+    values = {_word(value): value for v in variants for value in [knobs_of(v.schedule).get(name)]}  # 1 and True are two
+    total = Counter(_word(knobs_of(v.schedule).get(name)) for v in variants)
+    accepted = Counter(_word(knobs_of(v.schedule).get(name)) for v in variants if v.accepted)
+    words = sorted(values, key=lambda word: (isinstance(values[word], str), values[word] is not None, values[word] or 0)
+                   if not isinstance(values[word], str) else (True, True, word))
+    cells = [(word, Cell(accepted[word], total[word], query_of(kernel=kernel, q=f"{name}={word}"))) for word in words]
     shares = [cell.percent for _, cell in cells]
     return Knob(kernel, name, tuple(cells), max(shares) - min(shares))
 

@@ -15,6 +15,7 @@ from .cubin import CubinFacts
 from .early_access import before_wait
 from .record import Facts, Reason, Record, Stage
 
+FP8_FAMILIES = ("QGMMA", "UTCQMMA", "QMMA")
 _DOT = re.compile(r"(?:^|= |\s)(ttng\.warp_group_dot|ttng\.tc_gen5_mma|ttng\.tc_gen5_mma_scaled|tt\.dot|tt\.dot_scaled) ")
 _ELEMENT = re.compile(r"(?:memdesc|tensor)<(?:\d+x)+(\w+)")
 _PTX_MMA = re.compile(r"\b(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)\b")
@@ -99,10 +100,20 @@ def instruction_reasons(found: Collection[str], wanted: Instructions, lines: tup
                    lines)]
 
 
-def conversion_reasons(lines: tuple[str, ...]) -> list[Reason]:
-    if not lines:
+def conversion_reasons(lines: Sequence[str], wanted: Instructions, families: Collection[str]) -> list[Reason]:
+    """wrong_instruction if there are forbidden conversions. lines: of PTX, by either rule of `wanted`; families: of products."""
+    forbidden = tuple(line for line in lines if not any(text in line for text in wanted.fallback_ptx)
+                      or any(text in line for text in wanted.forbidden_ptx))
+    if forbidden:
+        return [Reason("wrong_instruction", "e4m3 is converted to f16 before the product", forbidden)]
+    return fallback_reasons(lines, families)
+
+
+def fallback_reasons(lines: Sequence[str], families: Collection[str]) -> list[Reason]:
+    """wrong_instruction if FP8 is converted to f16 (lines of PTX) and no matrix product runs in FP8."""
+    if not lines or not families or set(families) & set(FP8_FAMILIES):
         return []
-    return [Reason("wrong_instruction", "e4m3 is converted to f16 before the product", lines)]
+    return [Reason("wrong_instruction", f"FP8 is converted to f16, and {', '.join(families)} multiplies it", tuple(lines))]
 
 
 def early_lines(ptx: str, pointers: Sequence[str], allowed: tuple[str, ...]) -> tuple[str, ...]:
@@ -167,7 +178,7 @@ def verdict_on(record: Record, wanted: Instructions, schedule: Schedule, target:
     if facts is None:
         return Verdict(False, record.stage, tuple(reasons), record.warnings, record.lines)
     reasons += instruction_reasons(facts.instructions, wanted, record.lines)
-    reasons += conversion_reasons(record.conversions)
+    reasons += conversion_reasons(record.conversions, wanted, facts.instructions)
     reasons += early_reasons(record.early_accesses)
     reasons += resource_reasons(facts.shared_bytes, facts.tmem_columns, target)
     reasons += spill_reasons(facts, max_spill_bytes, tuple(line for line in record.log if "spill" in line))

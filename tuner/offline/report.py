@@ -4,16 +4,17 @@ import dataclasses
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ...kernels.loading import Source
 from ...schedules.errors import ScheduleError
 from ...schedules.promoted import Artefact, Toolchain
-from ...schedules.schedule import KINDS, Schedule, schedule_of
+from ...schedules.schedule import KINDS, Schedule, schedule_of, schedule_to_dict
 from ...shapes.fields import Count, Digest, Fields, Name, Table, nearest, read_table, shown
-from ...shapes.model import KernelShape, shape_from_dict
+from ...shapes.model import KernelShape, shape_from_dict, shape_to_dict
 from ..errors import ReportError
 from .record import Code, Reason, Stage
 
@@ -59,7 +60,7 @@ class Variant(Judged):
 
     def to_dict(self) -> Table:
         """As in report.json: facts are fields of the same table, null if unknown."""
-        table = {**vars(self), "shape": vars(self.shape), "schedule": vars(self.schedule),
+        table = {**vars(self), "shape": shape_to_dict(self.shape), "schedule": schedule_to_dict(self.schedule),
                  "reasons": [vars(reason) for reason in self.reasons]}
         del table["facts"]
         return table | (vars(self.facts) if self.facts else dict.fromkeys(FACT_FIELDS))
@@ -114,7 +115,7 @@ class Audit:
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """A report without its variants. model: the shape's name, a label. model_digest: of the shape's sizes, None in a report of an
-    older version. seconds: of the sweep."""
+    older version and where no kernel is a model's. seconds: of the sweep. sources: of a user's kernels, by name."""
 
     schema: Literal["tune-kernels/offline-report/1"] = SCHEMA
     model: str
@@ -127,6 +128,7 @@ class Summary:
     toolchain: Toolchains
     counts: Counts
     audit: Audit
+    sources: Mapping[str, Source] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,9 @@ class Report(Summary):
 
     def to_dict(self) -> Table:
         """As in report.json."""
-        return {**vars(self), "toolchain": vars(self.toolchain), "counts": vars(self.counts), "audit": vars(self.audit),
+        table = {name: value for name, value in vars(self).items() if name != "sources"}
+        sources = {"sources": {name: vars(source) for name, source in self.sources.items()}} if self.sources else {}
+        return {**table, **sources, "toolchain": vars(self.toolchain), "counts": vars(self.counts), "audit": vars(self.audit),
                 "variants": [variant.to_dict() for variant in self.variants]}
 
 

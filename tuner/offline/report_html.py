@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...schedules.schedule import Schedule
-from ...shapes.model import KernelShape
+from ...schedules.schedule import OwnSchedule, knobs_of
+from ...shapes.model import dims_of
 from ..page import render_page
 from .drawings import Cell, deciding_knobs, occupancy, query_of
 from .report import FACT_FIELDS, Report, Toolchains, Variant, describe_schedule, rejection_counts
 
-KNOB_COLUMNS = ("BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "split_k")  # the other knobs share one column
+KNOB_COLUMNS = ("BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "split_k")  # of the step's kernels; the others share one column
+MOST_COLUMNS = 6  # with a user's kernels
 PLAIN_FIELDS = ("id", "kernel", "target", "verdict", "stage", "kernel_digest", "artefact", "compile_ms", *FACT_FIELDS)
 
 
@@ -94,27 +95,37 @@ class _Shared:
         return [self.number(value) for value in values]
 
 
-def _pairs(value: KernelShape | Schedule) -> list[tuple[str, object]]:
-    table = vars(value)
-    order = [k for k in KNOB_COLUMNS if k in table] + sorted(k for k in table if k not in KNOB_COLUMNS)
+def knob_columns(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """The knobs with a column: those of the step's kernels, if there are any, and of a user's kernels those that vary most."""
+    own: dict[str, set[object]] = {}
+    for variant in variants:
+        for name, value in variant.schedule.knobs.items() if isinstance(variant.schedule, OwnSchedule) else ():
+            own.setdefault(name, set()).add((type(value), value))
+    first = KNOB_COLUMNS if any(not isinstance(v.schedule, OwnSchedule) for v in variants) or not variants else ()
+    others = sorted((name for name in own if name not in first), key=lambda name: -len(own[name]))
+    return (*first, *others[: max(0, MOST_COLUMNS - len(first))])
+
+
+def _pairs(table: Mapping[str, object], columns: Sequence[str] = KNOB_COLUMNS) -> list[tuple[str, object]]:
+    order = [k for k in columns if k in table] + sorted(k for k in table if k not in columns)
     return [(k, table[k]) for k in order]
 
 
 def _payload(variants: Sequence[Variant]) -> dict[str, object]:
     """The script's data: one list per variant, in the order of `fields`, at half the size of a list of objects."""
-    shared = _Shared()
+    shared, columns = _Shared(), knob_columns(variants)
     shapes = {(v.kernel, v.shape) for v in variants}
     several = {kernel for kernel, n in Counter(kernel for kernel, _ in shapes).items() if n > 1}
-    rows = [[*map(v.to_dict().get, PLAIN_FIELDS), shared.number(_pairs(v.shape)),
-             shared.number(_pairs(v.schedule)), shared.number(_other_knobs(v, v.kernel in several)),
+    rows = [[*map(v.to_dict().get, PLAIN_FIELDS), shared.number(_pairs(dims_of(v.shape))),
+             shared.number(_pairs(knobs_of(v.schedule), columns)), shared.number(_other_knobs(v, v.kernel in several, columns)),
              [[r.code, shared.number(r.detail), shared.numbers(r.lines)] for r in v.reasons], shared.numbers(v.warnings),
              shared.numbers(v.lines)] for v in variants]
     fields = [*PLAIN_FIELDS, "shape", "schedule", "rest", "reasons", "warnings", "lines"]
-    return {"knobs": KNOB_COLUMNS, "fields": fields, "shared": shared.values, "rows": rows}
+    return {"knobs": columns, "fields": fields, "shared": shared.values, "rows": rows}
 
 
-def _other_knobs(variant: Variant, with_shape: bool) -> str:
+def _other_knobs(variant: Variant, with_shape: bool, columns: Sequence[str]) -> str:
     """The knobs without a column of their own, and the shape if the kernel has several."""
-    knobs = describe_schedule({k: value for k, value in _pairs(variant.schedule) if k not in KNOB_COLUMNS})
-    sizes = [f"{name} {value}" for name, value in _pairs(variant.shape) if value is not False] if with_shape else []
+    knobs = describe_schedule({k: v for k, v in _pairs(knobs_of(variant.schedule), columns) if k not in columns})
+    sizes = [f"{name} {value}" for name, value in _pairs(dims_of(variant.shape)) if value is not False] if with_shape else []
     return ", ".join([*([knobs] if knobs else []), *sizes])

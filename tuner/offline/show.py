@@ -1,5 +1,6 @@
 """One variant in full: schedule, verdict, deciding lines, SASS."""
 
+import contextlib
 import gzip
 import re
 import tempfile
@@ -8,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...kernels import bundle, registry
+from ...kernels.loading import Source
 from ...kernels.toolchain import check_switches, disassemble
-from ...schedules.recipe import load_recipe
+from ...schedules.recipe import OWN, load_recipe
+from ...schedules.schedule import knobs_of
+from ...shapes.model import dims_of
+from .. import pool
 from ..errors import ReportError
 from . import compile as compilation
+from .own import in_a_worker
+from .plan import Workers
+from .record import Record
 from .report import Report, Variant, describe_schedule
 
 DECIDES = re.compile(r"\b(HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA|STL|LDL)\b")
@@ -37,18 +45,32 @@ def code_of(report: Report, variant: Variant, out: Path) -> Code:
     """
     if variant.artefact:
         return _read(out, variant.artefact, compiled_now=False)
-    if not registry.known(variant.kernel):
+    source = report.sources.get(variant.kernel)
+    if source is None and not registry.known(variant.kernel):
         raise ReportError(f"{variant.id}: unknown kernel {variant.kernel!r}", expected="a report of this version")
-    if problem := registry.operation(variant.kernel).contract(variant.shape, variant.schedule):
-        raise ReportError(f"{variant.id} can't be compiled: {problem}", expected="a schedule that fits the shape")
     check_switches()
-    with tempfile.TemporaryDirectory() as folder:
-        numerics = load_recipe(report.recipe).numerics
-        task = compilation.make_task(variant.kernel, variant.target, variant.shape, variant.schedule, numerics, Path(folder))
-        record = compilation.compile_task(task, to_the_end=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder, wanted = Path(name), (variant, report.recipe, source, Path(name))
+        if source is None:
+            record: Record | pool.Died = _compiled(wanted)
+        else:  # the user's code runs in a worker
+            [(_, record)] = Workers(None, 1, pool.CPU_SECONDS, folder).run(_compiled, [wanted])
+        if isinstance(record, pool.Died):
+            raise ReportError(f"{variant.id} doesn't compile to the end: {record.detail}")
         if record.artefact is None:
             raise ReportError(f"{variant.id} doesn't compile to the end: {record.failures[0].detail}")
-        return _read(Path(folder), record.artefact, compiled_now=True)
+        return _read(folder, record.artefact, compiled_now=True)
+
+
+def _compiled(wanted: tuple[Variant, str, Source | None, Path]) -> Record:
+    """The record of a variant under a recipe, compiled to the end. Raises ReportError."""
+    variant, recipe, source, folder = wanted
+    numerics = OWN.numerics if source else load_recipe(recipe).numerics
+    with in_a_worker() if source else contextlib.nullcontext():
+        if problem := registry.operation(variant.kernel, source).contract(variant.shape, variant.schedule):
+            raise ReportError(f"{variant.id} can't be compiled: {problem}", expected="a schedule that fits the shape")
+        task = compilation.make_task(variant.kernel, variant.target, variant.shape, variant.schedule, numerics, folder, source)
+    return compilation.compile_task(task, to_the_end=True)
 
 
 def _read(folder: Path, key: str, compiled_now: bool) -> Code:
@@ -90,8 +112,8 @@ def deciding_lines(sass: str, each: int = 3) -> list[str]:
 def describe(variant: Variant, code: Code | None, problem: str) -> Iterator[str]:
     """The lines that a terminal shows, without the whole code. problem: the reason why there is no code."""
     yield f"{variant.id}  {variant.kernel} on {variant.target}: {variant.verdict} at {variant.stage}"
-    yield f"  shape     {', '.join(f'{k} {v}' for k, v in vars(variant.shape).items())}"
-    yield f"  schedule  {describe_schedule(vars(variant.schedule))}"
+    yield f"  shape     {', '.join(f'{k} {v}' for k, v in dims_of(variant.shape).items())}"
+    yield f"  schedule  {describe_schedule(knobs_of(variant.schedule))}"
     for reason in variant.reasons:
         yield f"  {reason.code}: {reason.detail}"
     for warning in variant.warnings:

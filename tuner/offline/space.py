@@ -13,19 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from ...kernels import registry
 from ...kernels.findings import FINDINGS
 from ...kernels.fixed import FIXED
+from ...kernels.loading import Source
 from ...schedules import store
 from ...schedules.errors import NotPromoted
 from ...schedules.recipe import Recipe
-from ...schedules.schedule import Schedule, check_knob, schedule_from_dict
-from ...shapes.fields import Fields, nearest, read_table
+from ...schedules.schedule import OwnSchedule, Schedule, check_knob, schedule_from_dict
+from ...shapes.fields import Fields, nearest, read_table, shown
 from ...shapes.model import KernelShape, ModelShape
 from ...shapes.target import ARCHES, Target, load_targets
 from ..errors import SpaceError
+from .own import OwnKernel
 
 SHIPPED = Path(__file__).parent / "spaces"
 MAX_CANDIDATES = 100_000  # per grid: a typing error in a list must not exhaust memory
@@ -50,7 +53,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One schedule of one kernel for one target. problem: the reason why it can't run, or None; code: the reason's code."""
+    """One schedule of one kernel for one target. problem: the reason why it can't run, or None; code: the reason's code; source:
+    of a user's kernel."""
 
     kernel: str
     shape: KernelShape
@@ -58,31 +62,64 @@ class Candidate:
     target: Target
     problem: str | None = None
     code: Literal["contract", "resource_limit"] = "contract"
+    source: Source | None = None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model, recipe, kernels and targets of a sweep."""
+    """The model, recipe, built-in kernels and targets of a sweep. sized: sizes that stand for the model's, by name."""
 
     model: ModelShape
     recipe: Recipe
     kernels: Sequence[str]
     targets: Sequence[Target]
+    sized: Sequence[Mapping[str, str]] = ()
 
     @cached_property
-    def shapes(self) -> dict[str, KernelShape]:
-        """Shape by kernel: the model's kernels, and the findings in the model's sizes."""
+    def shapes(self) -> list[tuple[str, KernelShape]]:
+        """(kernel, shape): the model's kernels, and the findings in the model's sizes.
+
+        Raises SpaceError for a size that a kernel doesn't have."""
         found = self.model.kernel_shapes(self.recipe.linear_dtype, self.recipe.terms)
         found |= {name: finding.shape(self.model) for name, finding in FINDINGS.items()}
-        return {kernel: found[kernel] for kernel in self.kernels if kernel in found}
+        mine = [(kernel, found[kernel]) for kernel in self.kernels if kernel in found]
+        return [(kernel, resized(shape, sizes, kernel)) for kernel, shape in mine for sizes in self.sized] if self.sized else mine
 
 
 def shipped_names() -> list[str]:
     return sorted(p.stem for p in SHIPPED.glob("*.toml"))
 
 
-def load_space(name_or_path: str) -> Space:
-    """A shipped space by name, or a user's by path.
+def sizes_in(word: str) -> dict[str, str]:
+    """`N=4608,K=3584` by name. Raises SpaceError."""
+    parts = [part.split("=") for part in word.split(",")]
+    if not all(len(part) == 2 and part[0].strip().isidentifier() and part[1].strip() for part in parts):
+        raise SpaceError(f"shape {shown(word)}", expected="sizes by name, such as N=4608,K=3584")
+    return {name.strip(): value.strip() for name, value in parts}
+
+
+def whole(name: str, value: str, kernel: str) -> int:
+    """A size. Raises SpaceError."""
+    if not value.isascii() or not value.isdecimal() or not 1 <= int(value[:20]) < 2**31:
+        raise SpaceError(f"{kernel}: {name} is {shown(value)}", expected="a whole number from 1 to 2,147,483,647")
+    return int(value)
+
+
+def resized(shape: KernelShape, sizes: Mapping[str, str], kernel: str) -> KernelShape:
+    """The shape with other sizes. Raises SpaceError for one that its kind doesn't have."""
+    kinds = {name: type(value) for name, value in vars(shape).items()}
+    changed: dict[str, object] = {}
+    for name, value in sizes.items():
+        if name not in kinds:
+            raise SpaceError(f"{kernel} has no {name}{nearest(name, kinds)}", expected=f"one of {', '.join(kinds)}")
+        if kinds[name] is not int and value not in (words := {bool: ("false", "true"), str: ("e4m3", "bf16")}[kinds[name]]):
+            raise SpaceError(f"{kernel}: {name} is {shown(value)}", expected=" or ".join(words))
+        changed[name] = whole(name, value, kernel) if kinds[name] is int else value == "true" if kinds[name] is bool else value
+    return replace(shape, **changed)  # type: ignore[arg-type]  # each was checked above
+
+
+def load_space(name_or_path: str, own: Mapping[str, OwnKernel] = MappingProxyType({})) -> Space:
+    """A shipped space by name, or a user's by path. own: the user's kernels, which its grids may name.
 
     Raises:
         SpaceError: an unknown name, kernel, target or knob; an unreadable file; an empty list; a grid that is too large.
@@ -96,13 +133,13 @@ def load_space(name_or_path: str) -> Space:
     name = fields.get("name", str, path.stem)
     tables = fields.get("grid", list)
     fields.done()
-    return Space(name, tuple(_grid(t, f"{path.name}: grid {i + 1}") for i, t in enumerate(tables)))
+    return Space(name, tuple(_grid(t, f"{path.name}: grid {i + 1}", own) for i, t in enumerate(tables)))
 
 
-def _grid(table: object, where: str) -> Grid:
+def _grid(table: object, where: str, own: Mapping[str, OwnKernel]) -> Grid:
     if not isinstance(table, dict):
         raise SpaceError(f"{where}: is {table!r}", expected="a table [[grid]]")
-    kernels = _names(table.get("kernels"), list(registry.IN_SPACES), f"{where}: kernels")
+    kernels = _names(table.get("kernels"), [*registry.IN_SPACES, *own], f"{where}: kernels")
     targets = _names(table.get("targets", list(ARCHES)), list(ARCHES), f"{where}: targets")
     chosen: dict[str, tuple[object, ...]] = {}
     for knob, value in table.items():
@@ -113,13 +150,15 @@ def _grid(table: object, where: str) -> Grid:
             raise SpaceError(f"{where}: {knob} is an empty list", expected="at least one value")
         for kernel in kernels:
             for v in listed:
-                if problem := check_knob(registry.IN_SPACES[kernel].schedule_type, knob, v):
+                problem = own[kernel].knob_problem(knob, v) if kernel in own else check_knob(
+                    registry.IN_SPACES[kernel].schedule_type, knob, v)
+                if problem:
                     raise SpaceError(f"{where}: {kernel}: {problem}")
-        chosen[knob] = tuple(dict.fromkeys(listed))
+        chosen[knob] = tuple({(type(v), v): v for v in listed}.values())
     size = math.prod(len(values) for values in chosen.values())
     if size > MAX_CANDIDATES:
         raise SpaceError(f"{where}: {size:,} candidates", expected=f"at most {MAX_CANDIDATES:,} in one grid")
-    for kernel in kernels:  # checks on the first candidate that knobs without a default are given
+    for kernel in (k for k in kernels if k not in own):  # checks on the first candidate that knobs without a default are given
         schedule_from_dict(registry.IN_SPACES[kernel].schedule_type, {k: v[0] for k, v in chosen.items()},
                            f"{where}: {kernel}")
     return Grid(kernels, targets, chosen)
@@ -147,6 +186,18 @@ def schedules(space: Space, kernel: str, arch: str) -> list[Schedule]:
     return list(found)
 
 
+def own_schedules(space: Space, kernel: OwnKernel, arch: str) -> list[OwnSchedule]:
+    """A user's schedules for one target; where grids name the kernel, those whose knobs one of them has for this target."""
+    grids = [grid for grid in space.grids if kernel.name in grid.kernels]
+    here = [grid.knobs for grid in grids if arch in grid.targets]
+    return [s for s in kernel.schedules if not grids or any(_within(s, knobs) for knobs in here)]
+
+
+def _within(schedule: OwnSchedule, knobs: Mapping[str, tuple[object, ...]]) -> bool:
+    return all(any(type(v) is type(schedule.knobs.get(name)) and v == schedule.knobs.get(name) for v in values)
+               for name, values in knobs.items())
+
+
 def candidates(space: Space, subject: Subject) -> list[Candidate]:
     """Every candidate of the subject's kernels, legal or not.
 
@@ -154,7 +205,7 @@ def candidates(space: Space, subject: Subject) -> list[Candidate]:
         SpaceError: no candidate is legal.
     """
     found = [reject(Candidate(kernel, shape, schedule, target)) for target in subject.targets
-             for kernel, shape in subject.shapes.items() for schedule in schedules(space, kernel, target.arch)]
+             for kernel, shape in subject.shapes for schedule in schedules(space, kernel, target.arch)]
     if not any(c.problem is None for c in found):
         first = next((f"; the first: {c.kernel}: {c.problem}" for c in found if c.problem), "")
         named = ", ".join(subject.kernels)
@@ -173,10 +224,10 @@ def with_those_in_place(found: Sequence[Candidate], subject: Subject, folders: S
     """
     added = [Candidate(kernel, shape, schedule, target)
              for target in subject.targets if target.arch in subject.recipe.defaults
-             for kernel, shape in subject.shapes.items() if kernel in registry.TUNABLE
+             for kernel, shape in subject.shapes if kernel in registry.TUNABLE
              for schedule in _in_place(kernel, shape, subject.recipe, target, folders)]
-    known = {(c.kernel, c.target, c.schedule) for c in found}
-    new = dict.fromkeys(c for c in added if (c.kernel, c.target, c.schedule) not in known)
+    known = {(c.kernel, c.shape, c.target, c.schedule) for c in found}
+    new = dict.fromkeys(c for c in added if (c.kernel, c.shape, c.target, c.schedule) not in known)
     return [*found, *map(reject, new)]
 
 
@@ -206,7 +257,7 @@ def with_fixed(found: Sequence[Candidate], subject: Subject) -> list[Candidate]:
 
 def reject(candidate: Candidate) -> Candidate:
     """The candidate with the reason if it can't run: it breaks the contract, or needs too much shared memory per block."""
-    operation = registry.operation(candidate.kernel)
+    operation = registry.operation(candidate.kernel, candidate.source)
     problem = operation.contract(candidate.shape, candidate.schedule)
     code: Literal["contract", "resource_limit"] = "contract"
     if problem is None:

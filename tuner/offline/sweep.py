@@ -17,25 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...kernels import registry, toolchain
-from ...kernels.bundle import kernel_digest
+from ...kernels import toolchain
 from ...kernels.findings import FINDINGS
+from ...kernels.loading import Source, is_own, source_of
 from ...schedules import store
 from ...schedules.errors import ScheduleError
 from ...schedules.promoted import Artefact
-from ...schedules.recipe import Recipe, load_recipe, recipe_names
+from ...schedules.recipe import OWN, Numerics, Recipe, load_recipe, recipe_names
 from ...schedules.schedule import schedule_to_dict
 from ...shapes.fields import nearest
-from ...shapes.model import ModelShape, load_model_shape, shape_to_dict
-from ...shapes.target import ARCHES, load_arch, targets_named
+from ...shapes.model import ModelShape, dims_of, load_model_shape, shape_to_dict
+from ...shapes.target import ARCHES, Target, load_arch, targets_named
 from .. import pool
 from ..errors import SpaceError, cannot_write
 from . import compile as compilation
 from .compile import Task
 from .inspection import Verdict, verdict_on
+from .plan import Planned, Workers, own_kernels, plan, plan_own
 from .record import Reason, Record, read_record, record_path, write_json, write_text
 from .report import Audit, Counts, Report, Toolchains, Variant
-from .space import Candidate, Space, Subject, candidates, load_space, shipped_names, with_fixed, with_those_in_place
+from .space import Space, Subject, candidates, load_space, shipped_names, sizes_in, with_fixed, with_those_in_place
 
 # 0.2 to 1 s per compilation: started first, or one worker would finish long after the others.
 SLOWEST = ("attention", "merge", "prefill_attention", "prefill_linear", "prefill_narrow")
@@ -44,7 +45,9 @@ SLOWEST = ("attention", "merge", "prefill_attention", "prefill_linear", "prefill
 @dataclass(frozen=True)
 class SweepRequest:
     """One sweep. targets, kernels: all if empty. jobs: worker processes; None: one per core, memory allowing. max_spill_bytes:
-    accepted spills per thread. schedules: the first folder in the search for promoted schedules."""
+    accepted spills per thread. schedules: the first folder in the search for promoted schedules. kernels: names, and files or
+    modules of a user's. shapes: sizes in the place of the model's, as `N=4608,K=3584`. tp: GPUs that share the model. timeout:
+    processor seconds of one variant."""
 
     model: str = "qwen2.5-7b"
     targets: tuple[str, ...] = ()
@@ -57,6 +60,9 @@ class SweepRequest:
     max_spill_bytes: int = 0
     executor: str | None = None
     schedules: Path | None = None
+    shapes: tuple[str, ...] = ()
+    tp: int = 1
+    timeout: float = pool.CPU_SECONDS
 
 
 @dataclass
@@ -69,15 +75,6 @@ class Progress:
     rejected: int = 0
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A candidate and its compilation. task: None if a rule has rejected it already."""
-
-    candidate: Candidate
-    digest: str
-    task: Task | None
-
-
 def sweep(request: SweepRequest, watch: Callable[[Progress], None] = lambda progress: None) -> Report:
     """Compile and judge every candidate. Writes `report.json` and `report.html`, and returns the report.
 
@@ -86,58 +83,97 @@ def sweep(request: SweepRequest, watch: Callable[[Progress], None] = lambda prog
         KeyboardInterrupt: stopped. Finished work is kept: the same call continues it.
     """
     started = time.perf_counter()
-    model = load_model_shape(request.model)
-    arches = dict.fromkeys(targets_named(word)[0].arch for word in request.targets or ARCHES)
-    targets = [load_arch(arch) for arch in arches]
-    space = load_space(request.space)
-    kernels = _kernels(request.kernels, model, space)
-    recipe = load_recipe(request.recipe)
-    if not recipe.defaults:
-        raise ScheduleError(f"recipe {recipe.name} has no default schedules", expected="a recipe for kernels",
-                            action="choose one of " + ", ".join(n for n in recipe_names() if load_recipe(n).defaults))
-    toolchain.check(targets, recipe.numerics)
-    found = _candidates(request, space, Subject(model, recipe, kernels, targets))
+    asked = _asked(request)
+    toolchain.check(asked.targets, asked.numerics)
     out = _prepare(request.out, request.fresh)
-    plan = [_plan(c, recipe, out) for c in found]
-    records, cached = _records(plan, request, out, watch)
+    workers = Workers(request.executor, request.jobs, request.timeout, out)
+    own = own_kernels(asked.sources, asked.sized, workers)
+    space = load_space(request.space, own)
+    plan = _plan_built_in(request, asked, space, out) if asked.built_in else []
+    plan += plan_own(own, space, asked.targets, asked.numerics, workers)
+    records, cached = _records(plan, request, workers, watch)
     variants = tuple(_variant(p, records, request.max_spill_bytes) for p in plan)
-    made = {t.arch: toolchain.installed(t, recipe.numerics) for t in targets}
+    made = {t.arch: toolchain.installed(t, asked.numerics) for t in asked.targets}
+    model = asked.model if asked.built_in else None
     report = Report(
-        model=model.name, model_digest=model.digest, targets=tuple(made), space=space.name, recipe=recipe.name,
+        model=model.name if model else ", ".join(own), model_digest=model.digest if model else None, targets=tuple(made),
+        space=space.name if model or request.space not in shipped_names() else OWN.name,
+        recipe=request.recipe if model else OWN.name,
         max_spill_bytes=request.max_spill_bytes, toolchain=Toolchains.of(made, toolchain.release(toolchain.nvdisasm_path())),
         counts=_counts(plan, variants, cached), audit=_audit(plan, variants, records), variants=variants,
-        seconds=round(time.perf_counter() - started, 2))
+        seconds=round(time.perf_counter() - started, 2), sources={name: kernel.source for name, kernel in own.items()})
     _write(out, report)
     return report
 
 
-def _candidates(request: SweepRequest, space: Space, subject: Subject) -> list[Candidate]:
+@dataclass(frozen=True)
+class _Asked:
+    """The request's words as values. built_in: whether kernels of the model are asked for; sources: of the user's kernels."""
+
+    model: ModelShape
+    recipe: Recipe
+    targets: list[Target]
+    names: list[str]
+    sources: list[Source]
+    sized: list[dict[str, str]]
+
+    @property
+    def built_in(self) -> bool:
+        return bool(self.names or not self.sources)
+
+    @property
+    def numerics(self) -> Numerics:
+        return self.recipe.numerics if self.built_in else OWN.numerics
+
+
+def _asked(request: SweepRequest) -> _Asked:
+    """Raises UserError."""
+    arches = dict.fromkeys(targets_named(word)[0].arch for word in request.targets or ARCHES)
+    words = [word for word in request.kernels if is_own(word)]
+    asked = _Asked(load_model_shape(request.model).shared_by(request.tp), load_recipe(request.recipe),
+                   [load_arch(arch) for arch in arches], [word for word in request.kernels if word not in words],
+                   [source_of(word) for word in dict.fromkeys(words)], [sizes_in(word) for word in request.shapes])
+    if asked.built_in and not asked.recipe.defaults:
+        raise ScheduleError(f"recipe {asked.recipe.name} has no default schedules", expected="a recipe for kernels",
+                            action="choose one of " + ", ".join(n for n in recipe_names() if load_recipe(n).defaults))
+    return asked
+
+
+def _plan_built_in(request: SweepRequest, asked: _Asked, space: Space, out: Path) -> list[Planned]:
+    """The model's kernels. Raises SpaceError, ScheduleError."""
+    kernels = _kernels(asked, space)
+    subject = Subject(asked.model, asked.recipe, kernels, asked.targets, asked.sized)
     found = candidates(space, subject)
     if request.space in shipped_names():
         found = with_those_in_place(found, subject, store.search_path(request.schedules))
-    return with_fixed(found, subject)
+    found = found if asked.sized else with_fixed(found, subject)  # the fixed kernels' shapes are the model's
+    return [plan(candidate, asked.recipe.numerics, out) for candidate in found]
 
 
-def _records(plan: list[Planned], request: SweepRequest, out: Path,
+def _records(plan: list[Planned], request: SweepRequest, workers: Workers,
              watch: Callable[[Progress], None]) -> tuple[dict[str, Record], set[str]]:
     """(record by key of each task, keys of the records that an earlier run left)."""
     tasks = {p.task.record_key: p.task for p in plan if p.task}
-    known = {key: record for key in tasks if (record := read_record(out, record_path(out, key))) is not None}
+    known = {key: record for key in tasks if (record := read_record(workers.out, record_path(workers.out, key))) is not None}
     missing = sorted((t for k, t in tasks.items() if k not in known), key=lambda t: t.kernel not in SLOWEST)
-    return known | _compile(missing, request, out, watch, Progress(total=len(missing))), set(known)
+    return known | _compile(missing, request, workers, watch, Progress(total=len(missing))), set(known)
 
 
-def _kernels(asked: Sequence[str], model: ModelShape, space: Space) -> list[str]:
+def _kernels(asked: _Asked, space: Space) -> list[str]:
     """The requested kernels. Without a request: the findings that the space names, and all of the model's if it names any of
-    those."""
-    own = list(model.kernel_shapes())
+    those; with sizes, those that have them."""
+    own = asked.model.kernel_shapes()
     known = [*own, *FINDINGS]
-    for name in asked:
+    for name in asked.names:
         if name not in known:
-            raise SpaceError(f"unknown kernel {name!r}{nearest(name, known)} in {model.name}",
-                             expected=f"one of {', '.join(known)}")
+            raise SpaceError(f"unknown kernel {name!r}{nearest(name, known)} in {asked.model.name}",
+                             expected=f"one of {', '.join(known)}, or FILE.py[:NAME] of your own")
+    if asked.names:
+        return [kernel for kernel in known if kernel in asked.names]
     named = {kernel for grid in space.grids for kernel in grid.kernels}
-    return [k for k in known if (k in asked if asked else k in named or (k in own and named & {*own}))]
+    found = [kernel for kernel in known if kernel in named or (kernel in own and named & {*own})]
+    sizes = {name for words in asked.sized for name in words}
+    return [kernel for kernel in found if sizes <= {*dims_of(own[kernel])}] if sizes else found
 
 
 def _prepare(out: Path, fresh: bool) -> Path:
@@ -155,51 +191,32 @@ def _prepare(out: Path, fresh: bool) -> Path:
     return out
 
 
-def _plan(candidate: Candidate, recipe: Recipe, out: Path) -> Planned:
-    """No task for a candidate that a rule rejects, except the audited sample of those that need too much shared memory."""
-    kernel, arch = candidate.kernel, candidate.target.arch
-    operation = registry.operation(kernel)
-    digest = kernel_digest(operation.kernel)
-    if candidate.problem and candidate.code == "contract":
-        return Planned(candidate, digest, None)
-    task = compilation.make_task(kernel, arch, candidate.shape, candidate.schedule, recipe.numerics, out)
-    if candidate.problem and not compilation.audited(task.key):
-        return Planned(candidate, digest, None)
-    return Planned(candidate, digest, task)
-
-
-def _compile(missing: list[Task], request: SweepRequest, out: Path, watch: Callable[[Progress], None],
+def _compile(missing: list[Task], request: SweepRequest, workers: Workers, watch: Callable[[Progress], None],
              progress: Progress) -> dict[str, Record]:
-    """Run the tasks without a record. One whose worker died is rejected in this report and retried by the next run."""
+    """Run the tasks without a record. One whose worker died is rejected in this report and retried by the next run. A user's file
+    has processes of its own."""
     watch(progress)
     if not missing:
-        pool.clear_left(out)  # scratch folders of a run that was killed after its last record
+        pool.clear_left(workers.out)  # scratch folders of a run that was killed after its last record
         return {}
     found: dict[str, Record] = {}
-    jobs = request.jobs or pool.default_jobs()
-    with pool.scratch_folder(out) as scratch:
-        executor = pool.make_executor(request.executor, min(jobs, len(missing)), scratch)
-        try:
-            for task, result in pool.run(executor, compilation.compile_task, missing, in_flight=3 * jobs):
-                if isinstance(result, pool.Died):
-                    code: Literal["timeout", "compile_error"] = "timeout" if result.timeout else "compile_error"
-                    result = Record("contract", (Reason(code, result.detail),))
-                found[task.record_key] = result
-                progress.done += 1
-                verdict = _judged(task, result, request.max_spill_bytes)
-                progress.accepted += verdict.accepted
-                progress.rejected += not verdict.accepted
-                watch(progress)
-        except BaseException:
-            executor.shutdown(wait=True, cancel_futures=True)
-            raise
-        executor.shutdown(wait=True)
+    for place in dict.fromkeys(task.source and task.source.place for task in missing):
+        mine = [task for task in missing if (task.source and task.source.place) == place]
+        for task, result in workers.run(compilation.compile_task, mine):
+            if isinstance(result, pool.Died):
+                code: Literal["timeout", "compile_error"] = "timeout" if result.timeout else "compile_error"
+                result = Record("contract", (Reason(code, result.detail),))
+            found[task.record_key] = result
+            progress.done += 1
+            verdict = _judged(task, result, request.max_spill_bytes)
+            progress.accepted += verdict.accepted
+            progress.rejected += not verdict.accepted
+            watch(progress)
     return found
 
 
 def _judged(task: Task, record: Record, max_spill_bytes: int) -> Verdict:
-    wanted = compilation.wanted_instructions(task.kernel, task.shape, task.arch)
-    return verdict_on(record, wanted, task.schedule, load_arch(task.arch), max_spill_bytes)
+    return verdict_on(record, task.wanted, task.schedule, load_arch(task.arch), max_spill_bytes)
 
 
 def _variant(planned: Planned, records: dict[str, Record], max_spill_bytes: int) -> Variant:
