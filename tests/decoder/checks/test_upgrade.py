@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 from click.testing import CliRunner
-from promoted_rows import row
+from promoted_rows import built, row
 from tune_kernels.decoder.checks import verify as verify_module
 from tune_kernels.decoder.checks.check import Check, CheckResult
 from tune_kernels.decoder.checks.evidence import Evidence
@@ -25,7 +25,6 @@ from tune_kernels.schedules import store
 from tune_kernels.schedules.errors import ScheduleError
 from tune_kernels.schedules.promoted import Checks, PromotedSchedule
 from tune_kernels.schedules.recipe import load_recipe
-from tune_kernels.schedules.schedule import schedule_id
 from tune_kernels.schedules.store import PromotedFile
 from tune_kernels.shapes.model import load_model_shape
 from tune_kernels.shapes.target import load_sku, sku_of
@@ -55,11 +54,9 @@ def promoted(folder: Path, device: str, tmp_path: Path) -> Path:
     shapes, made = load_model_shape(str(folder)).kernel_shapes(RECIPE.linear_dtype, RECIPE.terms), []
     for kernel in KERNELS:
         schedule = default_schedule(RECIPE, kernel, target.arch, shapes[kernel])
-        key, mine, base = store_key(kernel, shapes[kernel], target, RECIPE), schedule_id(schedule), row()
-        found = replace(base, target=target.name, model=MODEL, kernel=kernel, shape=key.shape, schedule=schedule,
-                        schedule_id=mine, kernel_digest=key.kernel_digest, toolchain=key.toolchain,
-                        timing=replace(base.timing, schedule_id=mine), evidence=replace(base.evidence, schedule_id=mine))
-        made.append(found.sealed())
+        key = store_key(kernel, shapes[kernel], target, RECIPE)
+        made.append(built(kernel, key.shape, schedule, 10.8, target=target.name, model=MODEL, kernel_digest=key.kernel_digest,
+                          toolchain=key.toolchain).sealed())
     store.promote(tmp_path / "promoted", PromotedFile(target.name, MODEL, RECIPE.name, tuple(made)))
     return tmp_path / "promoted"
 
@@ -106,7 +103,8 @@ def test_evidence_becomes_that_of_the_model(folder: Path, promoted: Path, checks
             old, evidence = before[kernel], new.evidence
             assert (evidence.weights, evidence.random_weights) == ("path:tiny", False)
             assert evidence.weights_fingerprint == json.loads((tmp_path / "evidence.json").read_text())["fingerprint"]
-            assert evidence.checks == {"rows": Checks(9, 9), "agreement": Checks(4, 4), "reference": Checks(2, 2)}
+            assert evidence.checks == {"rows": Checks(9, 9), "determinism": Checks(5, 5), "agreement": Checks(4, 4),
+                                       "reference": Checks(2, 2)}
             assert (evidence.prompts, evidence.tokens_compared) == (1, 321)
             assert evidence.tokens_sha256 != old.evidence.tokens_sha256
             assert new.problems() == []
@@ -190,8 +188,8 @@ def test_kinds_that_were_not_run_again_stay_with_the_same_weights_alone(tmp_path
         upgrade(proven(in_use=(store.read(path).rows[0],), **changes), tmp_path)
         return set(store.read(path).rows[0].evidence.checks)
 
-    assert again() == {"rows", "agreement", "reference", "quality"}
-    assert again(fingerprint="other") == {"rows", "agreement", "reference"}
+    assert again() == {"rows", "determinism", "agreement", "reference", "quality"}
+    assert again(fingerprint="other") == {"rows", "determinism", "agreement", "reference"}
 
 
 def test_checks_that_failed_or_were_not_run_are_no_evidence(tmp_path: Path) -> None:
