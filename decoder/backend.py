@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..schedules.promoted import PromotedSchedule
 from ..shapes.fields import Table
 from ..shapes.model import ModelShape
+from .draft_length import DraftLength
 from .drafter import Drafter
 from .selection import Options
 from .stats import Stats
@@ -104,13 +105,15 @@ class RequestState(Protocol):
 @dataclass(frozen=True)
 class RoundPlan:
     """The settings of a request's rounds. drafter: None for AR; features: the target's, of the prompt's rows, or None if the
-    drafter reads none; draft_length: 0 for AR; branches: 0 outside SSD; end_ids: ids that end the request."""
+    drafter reads none; draft_length: 0 for AR; branches: 0 outside SSD; end_ids: ids that end the request; policy:
+    chooses the draft length of each round, up to draft_length."""
 
     drafter: Drafter | None
     features: "torch.Tensor | None"
     draft_length: int
     branches: int
     end_ids: frozenset[int]
+    policy: DraftLength | None = None
 
 
 @dataclass(frozen=True)

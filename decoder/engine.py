@@ -16,6 +16,7 @@ from ..schedules.recipe import Recipe
 from ..shapes.model import ModelShape
 from .backend import RoundPlan
 from .checkpoint.loader import StrPath
+from .draft_length import DraftLength
 from .drafter import Drafter
 from .errors import RequestError
 from .loading import Loaded, LoadOptions, load
@@ -45,6 +46,7 @@ class Decoder:
         self.cache = self.model.new_cache(self.capacity)
         self._lease = Lease()
         self._prefix = Prefix()
+        self._policy: tuple[Drafter, DraftLength] | None = None  # of the last drafter with draft_length="auto"
         self._late: list[Drafting] = []  # drafters that haven't answered an ended request yet
 
     @staticmethod
@@ -146,10 +148,12 @@ class Decoder:
               features: torch.Tensor | None) -> Iterator[None]:
         """The request's rounds: on the device if it can run them, else driven from Python."""
         asked = drafting if drafting and not drafting.dismissed else None
+        auto = asked is not None and request.auto and request.mode == "sd"
+        policy = self._draft_length(asked.drafter, request.draft_length) if asked and auto else None
         if request.chooser.greedy and request.logprobs is None:
             plan = RoundPlan(asked.drafter if asked else None, features, request.draft_length if asked else 0,
                              request.branches if asked and request.mode == "ssd" else 0,
-                             request.rules.eos_ids | request.rules.stop_ids)
+                             request.rules.eos_ids | request.rules.stop_ids, policy)
             loop = self.model.device_rounds(session, self.cache, plan)
             if loop is not None:
                 return loop
@@ -157,7 +161,19 @@ class Decoder:
             return autoregressive(session)
         if request.mode == "ssd":
             return speculative_speculative(session, asked, request.draft_length, request.branches)
-        return speculative(session, asked, request.draft_length)
+        return speculative(session, asked, request.draft_length, policy)
+
+    @property
+    def measured_seconds(self) -> dict[int, float]:
+        """Measured time of a round by its draft length, 0 for AR, of the last drafter with draft_length="auto"."""
+        return self._policy[1].known if self._policy else {}
+
+    def _draft_length(self, drafter: Drafter, most: int) -> DraftLength:
+        """The policy of draft_length="auto", which keeps what earlier requests with this drafter have measured."""
+        if self._policy is None or self._policy[0] is not drafter or self._policy[1].most != most:
+            self._policy = drafter, DraftLength(most)
+        self._policy[1].begin()
+        return self._policy[1]
 
     def _drafting(self, drafter: Drafter, stats: Stats) -> Drafting:
         """The drafter for a new request, after its answers to earlier ones, each awaited for drafter_timeout_s."""

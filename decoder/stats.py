@@ -24,6 +24,9 @@ class Stats:
     Times in seconds. overlap_s: drafter and target both run; sync_s: the target waits for the drafter's branches; host_s: work of
     Python in rounds on the device, without waiting; capture_s: capture of graphs before the first round, in neither prefill_s nor
     decode_s. round_s: one entry per round.
+
+    rounds_by_draft_length: rounds of each K that draft_length="auto" asked for, 0 for AR; empty with a fixed K. hits_by_accepted,
+    misses_by_accepted: branch hits and misses by the accepted tokens of the round.
     """
 
     mode: str = "ar"
@@ -48,6 +51,10 @@ class Stats:
     capture_s: float = 0.0
     round_s: list[float] = field(default_factory=list)
     accepted_per_round: list[int] = field(default_factory=list)
+    drafted_per_round: list[int] = field(default_factory=list)
+    rounds_by_draft_length: dict[int, int] = field(default_factory=dict)
+    hits_by_accepted: dict[int, int] = field(default_factory=dict)
+    misses_by_accepted: dict[int, int] = field(default_factory=dict)
     seed: int | None = None
     backend: str = ""
     device: str = ""
@@ -72,6 +79,21 @@ class Stats:
         return self.branch_hits / asked if asked else 0.0
 
     @property
+    def decision(self) -> str:
+        """The draft lengths that draft_length="auto" took; empty with a fixed K."""
+        rounds = sorted(self.rounds_by_draft_length.items())
+        taken = ", ".join(f"{'AR' if not k else f'SD K = {k}'}: {count} rounds" for k, count in rounds)
+        return f"auto took {taken}" if taken else ""
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """For each place in a draft: its accepted tokens over the rounds that drafted it and accepted all before it, 0..1."""
+        rounds = list(zip(self.drafted_per_round, self.accepted_per_round))
+        reached = [[accepted for drafted, accepted in rounds if drafted > i and accepted >= i]
+                   for i in range(max(self.drafted_per_round, default=0))]
+        return [sum(accepted > i for accepted in of) / len(of) if of else 0.0 for i, of in enumerate(reached)]
+
+    @property
     def decode_tokens_per_s(self) -> float:
         return self.emitted / self.decode_s if self.decode_s else 0.0
 
@@ -83,11 +105,22 @@ class Stats:
         self.drafted += kept if cut else drafted
         self.accepted += kept if cut else accepted
         self.accepted_per_round.append(kept if cut else accepted)
+        self.drafted_per_round.append(kept if cut else drafted)
+
+    def count_draft_length(self, length: int) -> None:
+        """Counts a round of a chosen draft length."""
+        self.rounds_by_draft_length[length] = self.rounds_by_draft_length.get(length, 0) + 1
+
+    def count_branch(self, accepted: int, hit: bool) -> None:
+        """Counts a branch hit or miss after a round that accepted so many tokens."""
+        self.branch_hits, self.branch_misses = self.branch_hits + hit, self.branch_misses + (not hit)
+        counts = self.hits_by_accepted if hit else self.misses_by_accepted
+        counts[accepted] = counts.get(accepted, 0) + 1
 
     def to_dict(self) -> Table:
         """Every field, and the ratios, for JSON."""
         ratios = {name: getattr(self, name) for name in
-                  ("tokens_per_round", "acceptance", "hit_rate", "decode_tokens_per_s")}
+                  ("tokens_per_round", "acceptance", "acceptance_by_position", "hit_rate", "decode_tokens_per_s", "decision")}
         return dataclasses.asdict(self) | ratios
 
 

@@ -9,8 +9,9 @@ The naive decoders (naive.py) may run in turn with these, for comparison. They m
 requests with AR's tokens is shown and fails nothing.
 """
 
+import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
@@ -19,6 +20,7 @@ import torch
 
 from ...shapes.fields import PositiveInt, read_fields
 from ..checks.check import Countdown
+from ..draft_length import MOST
 from ..drafter import Drafter
 from ..drafters.scripted import ScriptedDrafter
 from ..engine import Decoder
@@ -53,10 +55,10 @@ class PromptsFile:
 
 @dataclass(frozen=True)
 class Config:
-    """One way to decode. mode: ar, sd, ssd, or one of them after `naive-`; draft_length: K, 0 for AR."""
+    """One way to decode. mode: ar, sd, ssd, or one of them after `naive-`; draft_length: K, 0 for AR, AUTO."""
 
     mode: str
-    draft_length: int
+    draft_length: int | str
 
     @property
     def label(self) -> str:
@@ -92,7 +94,7 @@ def load_prompts(path: Path, which: str) -> tuple[tuple[Prompt, ...], int]:
     return prompts, file.repeats
 
 
-def configs(modes: tuple[str, ...], draft_lengths: tuple[int, ...]) -> list[Config]:
+def configs(modes: tuple[str, ...], draft_lengths: tuple[int | str, ...]) -> list[Config]:
     """Every mode with every draft length, AR first: the others are measured against it."""
     return [Config("ar", 0)] + [Config(mode, k) for mode in ("sd", "ssd") if mode in modes for k in draft_lengths]
 
@@ -134,7 +136,8 @@ def run_all(decoder: Decoder, plan: BenchPlan, progress: Callable[[str], None], 
             simple = [replace(config, mode=NAIVE + config.mode) for config in plan.configs if naive and repeat >= -1]
             for config in [*plan.configs, *simple]:
                 if config.is_naive and naive and ar:
-                    tokens, stats = naive.run(config.mode.removeprefix(NAIVE), ids, len(ar.token_ids), config.draft_length)
+                    tokens, stats = naive.run(config.mode.removeprefix(NAIVE), ids, len(ar.token_ids),
+                                              config.draft_length if isinstance(config.draft_length, int) else MOST)
                 else:
                     decoder.drafter = replaying(decoder, own, [*ids, *ar.token_ids], plan.tau) if ar else own
                     result = decoder.generate(ids, config.mode, max_new_tokens=plan.max_new_tokens, branches=plan.branches,
@@ -189,13 +192,15 @@ class Row(Times):
 
     config: str
     mode: str
-    draft_length: int
+    draft_length: int | str
     kind: str
     requests: int
     same_as_ar: int
     tokens_per_s: float
     tokens_per_s_with_prefill: float
     over_ar: float
+    over_ar_low: float
+    over_ar_high: float
     tokens_per_round: float
     acceptance: float
     hit_rate: float
@@ -217,18 +222,31 @@ def summary(runs: list[Run], kind: str | None = None) -> list[Row]:
     for config in dict.fromkeys(run.config for run in picked):
         of = [run for run in picked if run.config == config]
         total = pooled([run.stats for run in of])
+        over = [r.stats.decode_tokens_per_s / base[r.prompt, r.repeat].decode_tokens_per_s
+                if base[r.prompt, r.repeat].decode_tokens_per_s else 0.0 for r in of]
         rows.append({
             "config": config.label, "mode": config.mode, "draft_length": config.draft_length, "kind": kind or "all",
             "requests": len(of), "same_as_ar": sum(r.same_as_ar for r in of),
             "tokens_per_s": statistics.median(r.stats.decode_tokens_per_s for r in of),
             "tokens_per_s_with_prefill": statistics.median(
                 (r.stats.emitted + 1) / (r.stats.decode_s + r.stats.prefill_s) for r in of),
-            "over_ar": statistics.median(
-                r.stats.decode_tokens_per_s / base[r.prompt, r.repeat].decode_tokens_per_s
-                if base[r.prompt, r.repeat].decode_tokens_per_s else 0.0 for r in of),
+            "over_ar": statistics.median(over), "over_ar_low": interval(over)[0], "over_ar_high": interval(over)[1],
             "tokens_per_round": total.tokens_per_round, "acceptance": total.acceptance, "hit_rate": total.hit_rate,
             **times(total, config.mode)})
     return rows
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Of the median, with a confidence of at least 95% whatever the distribution: two of the values, by their ranks (binomial).
+    The whole range where there are fewer than six."""
+    ordered, outside, rank = sorted(values), 0.0, 0
+    while rank < (len(ordered) - 1) // 2:
+        outside += 2 * math.comb(len(ordered), rank) / 2 ** len(ordered)
+        if outside > 0.05:
+            break
+        rank += 1
+    at = max(rank - 1, 0)
+    return ordered[at], ordered[-1 - at]
 
 
 def times(total: Stats, mode: str) -> Times:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ...schedules.recipe import BYTES, Precision
 from ...shapes.fields import read_table
 from ...shapes.model import HeadShape, LinearShape, ModelShape
+from ..draft_length import AUTO
 from ..errors import RequestError
 
 
@@ -105,7 +106,8 @@ def from_bench(path: Path) -> list[Prediction]:
         RequestError: the file can't be read, has no SD rows, or its rounds ran on the device, which doesn't time their parts.
     """
     record = read_table(path, RequestError)
-    rows = {(r["mode"], r["draft_length"]): r for r in record.get("rows", []) if r.get("kind") == "all"}
+    rows = {(r["mode"], r["draft_length"]): r for r in record.get("rows", [])
+            if r.get("kind") == "all" and r["draft_length"] != AUTO}
     found = []
     for (mode, draft_length), sd in sorted(rows.items()):
         if mode == "sd":

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from ...shapes.files import replace_text
+from ..draft_length import AUTO, MOST
 from ..stats import MODES
-from .options import DATA, Loading, load_decoder, model_options
+from .options import DATA, LENGTH, Loading, load_decoder, model_options
 from .screen import Progress, reported, table
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Values(Loading):
     """The command's values."""
 
     modes: tuple[str, ...]
-    draft_lengths: tuple[int, ...]
+    draft_lengths: tuple[int | str, ...]
     branches: int
     scripted_tau: float | None
     prompts: Path
@@ -39,8 +40,8 @@ class Values(Loading):
 @click.command()
 @model_options
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), default=MODES, show_default=True)
-@click.option("--draft-length", "draft_lengths", multiple=True, type=click.IntRange(1, 15), default=(4,), show_default=True,
-              help="K; may be repeated.")
+@click.option("--draft-length", "draft_lengths", multiple=True, type=LENGTH, default=(4,), show_default=True,
+              help="K, or auto; may be repeated.")
 @click.option("--branches", default=4, show_default=True)
 @click.option("--scripted-tau", type=float, default=None, help="Replay the AR run at this many tokens per round; the drafter "
               "works, and the script overwrites its proposals.")
@@ -59,23 +60,23 @@ class Values(Loading):
 def bench(**values: Unpack[Values]) -> None:
     """Time AR, SD and SSD on the committed prompts. Exit code 1 if any output differs from AR's."""
     from ..bench import bench as benchmark
-    from ..drafters.load import AUTO
     from ..errors import RequestError, writing
 
-    tau, lengths = values["scripted_tau"], values["draft_lengths"]
-    if tau is not None and not 1 <= tau <= min(lengths) + 1:
-        raise RequestError(f"--scripted-tau {tau}", expected=f"1 to {min(lengths) + 1}: a round of K drafted tokens emits at "
+    tau, longest = values["scripted_tau"], max(MOST if k == AUTO else int(k) for k in values["draft_lengths"])
+    shortest = min(MOST if k == AUTO else int(k) for k in values["draft_lengths"])
+    if tau is not None and not 1 <= tau <= shortest + 1:
+        raise RequestError(f"--scripted-tau {tau}", expected=f"1 to {shortest + 1}: a round of K drafted tokens emits at "
                            "most K + 1")
     prompts, repeats = benchmark.load_prompts(values["prompts"], values["which"])
     decoder = load_decoder(values)
-    profile = decoder.model.pass_profile(decoder.cache, (1, max(lengths) + 1)) if values["profile"] else None
+    profile = decoder.model.pass_profile(decoder.cache, (1, longest + 1)) if values["profile"] else None
     if values["profile"] and profile is None:
         raise RequestError("--profile without the triton backend", expected="a GPU, whose kernels it times")
     is_auto = values["drafter"] == AUTO
     drafter = decoder.drafter.name if is_auto and decoder.drafter else values["drafter"]
     naive = benchmark.naive_baseline(decoder, values["weights"], values["model"], "ngram" if is_auto else drafter,
                                      values["device"]) if values["naive"] else None  # the naive decoders have no EAGLE-3
-    plan = benchmark.BenchPlan(prompts, values["repeats"] or repeats, benchmark.configs(values["modes"], lengths),
+    plan = benchmark.BenchPlan(prompts, values["repeats"] or repeats, benchmark.configs(values["modes"], values["draft_lengths"]),
                                values["max_new_tokens"], tau, values["branches"])
     progress = Progress()
     try:

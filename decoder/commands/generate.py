@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from ..draft_length import AUTO
 from ..stats import MODES
-from .options import Loading, load_decoder, model_options
+from .options import LENGTH, Loading, load_decoder, model_options
 from .screen import reported, table
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Values(Loading):
 
     prompt: str
     mode: str
-    draft_length: int
+    draft_length: int | str | None
     branches: int
     max_new_tokens: int
     stop: tuple[str, ...]
@@ -39,8 +40,10 @@ class Values(Loading):
 @click.command()
 @click.argument("prompt")
 @model_options
-@click.option("--mode", type=click.Choice(MODES), default="sd", show_default=True)
-@click.option("--draft-length", default=4, show_default=True, help="Tokens drafted per round (K).")
+@click.option("--mode", type=click.Choice((*MODES, AUTO)), default="sd", show_default=True,
+              help="auto takes AR or SD, and K, from measured times and acceptance.")
+@click.option("--draft-length", type=LENGTH, default=None, help="Tokens drafted per round (K), or auto.  [default: 4; auto with "
+              "--mode auto]")
 @click.option("--branches", default=4, show_default=True, help="Outcomes that SSD prepares for.")
 @click.option("--max-new-tokens", default=128, show_default=True)
 @click.option("--stop", multiple=True, help="Stop string; may be repeated.")
@@ -55,9 +58,10 @@ class Values(Loading):
 @reported
 def generate(**values: Unpack[Values]) -> None:
     """Decode PROMPT and stream its text. Exit code 1 if --compare finds a difference."""
-    decoder, mode = load_decoder(values), values["mode"]
+    decoder, mode = load_decoder(values), None if values["mode"] == AUTO else values["mode"]
+    length = values["draft_length"] or (AUTO if mode is None else 4)
     options: RequestOptions = {
-        "max_new_tokens": values["max_new_tokens"], "draft_length": values["draft_length"], "branches": values["branches"],
+        "max_new_tokens": values["max_new_tokens"], "draft_length": length, "branches": values["branches"],
         "stop": values["stop"], "temperature": values["temperature"], "top_p": values["top_p"],
         "top_k": values["top_k"], "min_p": values["min_p"], "seed": values["seed"]}
     prompt = prompt_of(decoder, values["prompt"], values["raw"])
@@ -71,6 +75,8 @@ def generate(**values: Unpack[Values]) -> None:
             for piece in pieces:
                 click.echo(piece, nl=False)
         click.echo()
+        if pieces.result.stats.decision:
+            click.echo(pieces.result.stats.decision, err=True)
         for warning in pieces.result.stats.warnings:
             click.echo(f"warning: {warning}", err=True)
 

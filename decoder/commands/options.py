@@ -6,12 +6,27 @@ from typing import TYPE_CHECKING, ParamSpec, TypedDict
 
 import click
 
+from ..draft_length import AUTO
+
 if TYPE_CHECKING:
     from ..engine import Decoder
     from ..loading import LoadOptions
 
 DATA = Path(__file__).parent.parent / "checks" / "data"  # texts and prompts that ship with the package
 P = ParamSpec("P")
+
+
+class DraftLengthType(click.ParamType):
+    """1 to 15, or `auto`."""
+
+    name = "LENGTH"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """See click.ParamType."""
+        return AUTO if value == AUTO else int(click.IntRange(1, 15)(value, param, ctx))
+
+
+LENGTH = DraftLengthType()
 
 
 class Loading(TypedDict):

@@ -194,10 +194,10 @@ class TritonEagle3Model:
         return self.buffers.head_in.first(1)
 
     def launch_draft(self, cache: DeviceCache, source: Verified, length: int, chunks: int, write: WriteDraft,
-                     keep: bool = False) -> None:
-        """Launches a proposal of `length` tokens after a verification of length + 1 rows. write: called with each drafted token
-        [1] and its index. keep: keeps the steps for `launch_scores`."""
-        x = self.launch_entries(cache, source, length + 1, chunks, terms=not keep)
+                     keep: bool = False, rows: int = 0) -> None:
+        """Launches a proposal of `length` tokens. rows: of the last verification at most; 0 for length + 1. write: called with
+        each drafted token [1] and its index. keep: keeps the steps for `launch_scores`."""
+        x = self.launch_entries(cache, source, rows or length + 1, chunks, terms=not keep)
         for step in range(length):
             if keep:
                 self._keep(step)

@@ -10,6 +10,8 @@ EAGER_RUNS = 2  # runs before a capture: they load the kernels, and a pass that 
 WARM_UP = EAGER_RUNS + 1  # runs until a pass is only replayed: the last of them captures it
 ONE_AT_A_TIME = threading.Lock()  # CUDA refuses a synchronisation with a GPU while another thread captures on it
 
+WARM, TIMED = 2, 10  # replays of `seconds`
+
 
 class Graphs:
     """Graphs of passes, by key. enabled: False launches every pass eagerly, as on a CPU. A pass must read and write fixed
@@ -45,6 +47,19 @@ class Graphs:
             with on(self.device):
                 launches()
             self.graphs[key] = self.capture(launches)
+
+    def seconds(self, key: Hashable) -> float:
+        """The time of a captured pass: of TIMED replays in a row, after WARM."""
+        graph = self.graphs[key]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with on(self.device):
+            for count in range(WARM + TIMED):
+                if count == WARM:
+                    start.record()
+                graph.replay()
+            end.record()
+            end.synchronize()
+        return start.elapsed_time(end) / TIMED / 1e3
 
     def capture(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Captures the launches as a graph. They must have run once: a capture can't compile or load a kernel. The stream is this

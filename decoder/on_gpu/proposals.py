@@ -22,7 +22,7 @@ from .verification import Verification
 
 
 class Proposal(Protocol):
-    """A drafter as a chain of launches, of K = `length` tokens each. layers: target layers whose features it reads; owner: names
+    """A drafter as a chain of launches, of K = `length` tokens each. layers: target layers whose features it reads; key: of
     its graphs; positions: the tokens that it has room for; device: its own; writes_rows: `draft` writes the rows to verify
     itself, with -1 in places that have no token, instead of calling `write`."""
 
@@ -31,7 +31,7 @@ class Proposal(Protocol):
     @property
     def layers(self) -> tuple[int, ...]: ...
     @property
-    def owner(self) -> object: ...
+    def key(self) -> object: ...
     @property
     def positions(self) -> int: ...
     @property
@@ -70,7 +70,8 @@ class CachedProposal:
     writes_rows = False
 
     def __init__(self, cache: DeviceCache) -> None:
-        self.cache = self.owner = cache
+        self.cache = cache
+        self.key: object = cache
 
     @property
     def positions(self) -> int:
@@ -86,9 +87,12 @@ class CachedProposal:
 class Eagle3Proposal(CachedProposal):
     """EAGLE-3: the first pass covers the entries of the last verification, later ones its own tokens."""
 
-    def __init__(self, network: TritonEagle3Model, cache: DeviceCache, layers: tuple[int, ...], features: torch.Tensor) -> None:
+    def __init__(self, network: TritonEagle3Model, cache: DeviceCache, layers: tuple[int, ...], features: torch.Tensor,
+                 rows: int = 0) -> None:
+        """rows: of any verification at most, where draft lengths vary; 0 where they don't."""
         super().__init__(cache)
-        self.network, self.layers, self.features = network, layers, features
+        self.network, self.layers, self.features, self.rows = network, layers, features, rows
+        self.key = cache, rows
 
     def begin(self, tokens: list[int], source: Verified) -> None:
         """See Proposal. The first proposal writes the prompt's last entry again, from the feature at hand."""
@@ -97,7 +101,7 @@ class Eagle3Proposal(CachedProposal):
 
     def draft(self, source: Verified, length: int, tokens: int, write: WriteDraft, keep: bool = False) -> None:
         """See Proposal."""
-        self.network.launch_draft(self.cache, source, length, self.cache.chunks_for(tokens), write, keep)
+        self.network.launch_draft(self.cache, source, length, self.cache.chunks_for(tokens), write, keep, self.rows)
 
     def branches(self, count: int) -> DeviceBranches:
         """See Proposal."""
@@ -146,7 +150,7 @@ class NGramProposal:
     """n-gram look-up in the sequence itself. history [tokens] int32: as `accept` writes it."""
 
     layers: tuple[int, ...] = ()
-    owner = NGramDrafter.name
+    key = NGramDrafter.name
     writes_rows = True
 
     def __init__(self, history: torch.Tensor, numerics: Numerics) -> None:
@@ -167,7 +171,8 @@ def proposal_of(plan: RoundPlan, verification: Verification) -> BranchingProposa
     inner = plan.drafter.inner if isinstance(plan.drafter, ScriptedDrafter) else plan.drafter
     if isinstance(inner, Eagle3Drafter) and isinstance(inner.model, TritonEagle3Model) and plan.features is not None:
         assert isinstance(inner.cache, DeviceCache)
-        return Eagle3Proposal(inner.model, inner.cache, inner.feature_layers, plan.features)
+        rows = plan.draft_length + 1 if plan.policy else 0
+        return Eagle3Proposal(inner.model, inner.cache, inner.feature_layers, plan.features, rows)
     if isinstance(inner, SmallModelDrafter) and isinstance(inner.model, DeviceNetwork):
         assert isinstance(inner.cache, DeviceCache)
         return SmallModelProposal(inner.model, inner.cache)

@@ -8,7 +8,7 @@ driven from Python (request/rounds.py). The tokens are the same: both run the sa
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,7 +20,7 @@ from .graphs import Graphs
 from .network import DeviceNetwork
 from .proposals import NGramProposal, Proposal, proposal_of
 from .ssd_rounds import SsdRounds
-from .verification import Verification, read_record, warn_of_faults
+from .verification import Verification, warn_of_faults
 
 IN_FLIGHT = 2  # batches launched before Python waits for the oldest one's records: the device never waits for Python
 NOTHING_TO_HIDE = ("mode ssd ran as sd: at best SSD is (K t_d + t_v) / t_v times as fast, and an n-gram look-up's t_d is next to "
@@ -31,6 +31,36 @@ TOKENS_PER_BATCH = 4  # rows verified per graph, approximately: several rounds o
 def batch_of(draft_length: int) -> int:
     """Rounds in one graph."""
     return max(1, TOKENS_PER_BATCH // (draft_length + 1))
+
+
+Batch = tuple[tuple[object, ...], Callable[[], None]]  # the key of a graph, its launches
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A batch in flight. slot: place of its first record; length: K; done: the event of its records' copy to the host, None on a
+    CPU."""
+
+    slot: int
+    length: int
+    rounds: int
+    done: torch.cuda.Event | None
+
+    @property
+    def tokens(self) -> int:
+        """The most that it emits."""
+        return self.rounds * (self.length + 1)
+
+
+def lengths_of(plan: RoundPlan, proposal: Proposal | None) -> Iterator[int]:
+    """The draft length of each batch, without end. A drafter with a cache falls behind in rounds of AR: once a policy has chosen
+    them, the request goes on in AR."""
+    while plan.policy is None or proposal is None:
+        yield plan.draft_length
+    while (length := plan.policy.next()) or proposal.writes_rows:
+        yield length
+    while True:
+        yield 0
 
 
 def speculative_step(verification: Verification, proposal: Proposal | None, draft_length: int, tokens: int, at: int) -> None:
@@ -96,7 +126,7 @@ class DeviceRounds:
             stats.drafter_faults += 1
             stats.warnings.append(f"drafter {plan.drafter.name}: the target's logits hold NaN beside its draft; the request goes "
                                   "on without drafts")
-            alone = replace(plan, drafter=None, features=None, draft_length=0, branches=0)
+            alone = replace(plan, drafter=None, features=None, draft_length=0, branches=0, policy=None)
             self.verification.load_script(None)
             answered = yield from self._batches(request, alone, None)
         else:
@@ -112,37 +142,48 @@ class DeviceRounds:
 
     @torch.inference_mode()
     def _capture_batches(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> None:
-        """Captures every graph that the request may reach. The rounds that load its kernels see a finished request: they move no
-        cursor, and later rounds overwrite the slots that they write."""
-        batch = batch_of(plan.draft_length)
-        rows = batch * (plan.draft_length + 1)
-        first = len(request.tokens) + rows
-        last = len(request.tokens) + request.remaining + IN_FLIGHT * rows
-        batches = [self._batch(plan, proposal, tokens) for tokens in self.cache.steps_of_chunks(first, last)]
-        if any(self.graphs.lacks(key) for key, _ in batches):
-            self._begin(request, plan, proposal, finished=True)
-            with self.network.lock:
-                for key, launches in batches:
+        """Captures every graph that the request may reach, and times them for a policy. The rounds that load its kernels see a
+        finished request: they move no cursor, and later rounds overwrite the slots that they write."""
+        lengths = range(plan.draft_length + 1) if plan.policy else (plan.draft_length,)
+        batches = {length: self._reachable(request, plan, proposal, length) for length in lengths}
+        lacking = any(self.graphs.lacks(key) for of in batches.values() for key, _ in of)
+        if not lacking and not (plan.policy and not plan.policy.calibrated):
+            return
+        self._begin(request, plan, proposal, finished=True)
+        with self.network.lock:
+            for of in batches.values():
+                for key, launches in of:
                     self.graphs.prepare(key, launches)
+            if plan.policy:
+                plan.policy.calibrate({length: self.graphs.seconds(of[0][0]) / batch_of(length)
+                                       for length, of in batches.items()})
 
-    def _batch(self, plan: RoundPlan, proposal: Proposal | None, tokens: int) -> tuple[tuple[object, ...], Callable[[], None]]:
+    def _reachable(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None, length: int) -> list[Batch]:
+        """The batches of one draft length that the request may reach, one for each number of chunks."""
+        rows = batch_of(length) * (length + 1)
+        longest = batch_of(plan.draft_length) * (plan.draft_length + 1)
+        first = len(request.tokens) + rows
+        last = len(request.tokens) + request.remaining + IN_FLIGHT * max(rows, longest, TOKENS_PER_BATCH)
+        return [self._batch(proposal, length, tokens) for tokens in self.cache.steps_of_chunks(first, last)]
+
+    def _batch(self, proposal: Proposal | None, length: int, tokens: int) -> Batch:
         """(key of a batch's graph, its launches). tokens: an upper bound of the tokens in the caches after the batch."""
-        length, batch = plan.draft_length, batch_of(plan.draft_length)
+        batch, drafter = batch_of(length), proposal if length else None
 
         def launches() -> None:
             for at in range(batch):
-                speculative_step(self.verification, proposal, length, tokens, at)
+                speculative_step(self.verification, drafter, length, tokens, at)
 
         scripted = self.verification.script is not None
-        return (proposal.owner if proposal else None, length, self.cache.chunks_for(tokens), scripted, batch), launches
+        return (drafter.key if drafter else None, length, self.cache.chunks_for(tokens), scripted, batch), launches
 
     @torch.inference_mode()
-    def _launch(self, plan: RoundPlan, proposal: Proposal | None, tokens: int, slot: int) -> torch.cuda.Event | None:
-        """Launches a batch and the copy of its records to the host, from `slot` on. Returns the event of the finished copy, None
-        on a CPU."""
+    def _launch(self, proposal: Proposal | None, length: int, tokens: int, first: int) -> Flight:
+        """Launches a batch and the copy of its records to the host. first: index of its first round in the request."""
+        slot, count = first % len(self.verification.records), batch_of(length)
         with self.network.lock:
-            self.graphs.run(*self._batch(plan, proposal, tokens))
-            return self.verification.fetch(slot, batch_of(plan.draft_length))
+            self.graphs.run(*self._batch(proposal, length, tokens))
+            return Flight(slot, length, count, self.verification.fetch(slot, count))
 
     @torch.inference_mode()
     def _begin(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None, finished: bool = False) -> None:
@@ -154,30 +195,34 @@ class DeviceRounds:
     def _batches(self, request: RequestState, plan: RoundPlan, proposal: Proposal | None) -> Generator[None, None, bool]:
         """The rounds of AR and SD. Yields after each round, when its tokens are emitted. Returns whether every round had an
         answer."""
-        stats, length, batch = request.stats, plan.draft_length, batch_of(plan.draft_length)
+        stats, lengths, short = request.stats, lengths_of(plan, proposal), proposal is not None and proposal.writes_rows
         self._begin(request, plan, proposal)
-        waiting: list[tuple[int, torch.cuda.Event | None]] = []
-        launched = 0
+        waiting: list[Flight] = []
+        launched, came = 0, time.perf_counter()
         while not request.finished:
             started = time.perf_counter()
             while len(waiting) < IN_FLIGHT:
-                most = len(request.tokens) + (len(waiting) + 1) * batch * (length + 1)
-                slot, launched = launched % len(self.verification.records), launched + batch
-                waiting.append((slot, self._launch(plan, proposal, most, slot)))
-            slot, event = waiting.pop(0)
+                length = next(lengths)
+                most = len(request.tokens) + sum(flight.tokens for flight in waiting) + batch_of(length) * (length + 1)
+                waiting.append(self._launch(proposal, length, most, launched))
+                launched += waiting[-1].rounds
+            flight, before = waiting.pop(0), came
             waits = time.perf_counter()
-            if event is not None:
-                event.synchronize()
+            if flight.done is not None:
+                flight.done.synchronize()
             came = time.perf_counter()
             stats.host_s += waits - started
-            for at, values in enumerate(self.verification.host[slot:slot + batch].tolist()):
-                record = read_record(values, length, at, proposal is not None and proposal.writes_rows)
+            for at in range(flight.rounds):
+                read = time.perf_counter()
+                record = self.verification.record(flight.slot + at, flight.length, at, short)
+                if plan.policy:
+                    plan.policy.observe(flight.length, flight.length, record.accepted, (came - before) / flight.rounds)
+                    stats.count_draft_length(flight.length)
                 answered = record.emit(request)
-                stats.host_s += time.perf_counter() - came
+                stats.host_s += time.perf_counter() - read
                 if not answered:
                     return False
                 yield
-                came = time.perf_counter()
                 if request.finished:
                     break
         self.cache.cursor = len(request.tokens) - 1

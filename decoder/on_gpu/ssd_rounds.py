@@ -275,7 +275,7 @@ class SsdRounds:
             yield
             if request.finished:
                 break
-            stats.branch_hits, stats.branch_misses = stats.branch_hits + record.hit, stats.branch_misses + (not record.hit)
+            stats.count_branch(record.accepted, record.hit)
         self.verification.cache.cursor = len(request.tokens) - 1
         return True
 

@@ -18,7 +18,7 @@ from .buffers import DeviceInputs
 from .cache import SLACK, DeviceCache
 from .network import DeviceNetwork
 
-RING = 64  # records kept on the device; more than are ever in flight, and a multiple of each batch
+RING = 64  # records kept on the device; more than are ever in flight
 PATTERN = 1024  # rounds of a script before it repeats
 DRAFT = HEADER + ROWS  # offset in a record: the drafted tokens of its round stand from here to HIT, as far as there is room
 
@@ -141,9 +141,15 @@ class Verification:
             self.records[:, first:first + draft_length].copy_(draft.expand(len(self.records), draft_length))
         self._accept(self.network.verified.winners, inputs, self.records, self.history, draft_length=draft_length)
 
+    def record(self, slot: int, length: int, at: int, may_fall_short: bool) -> Record:
+        """The record of a round that was fetched. slot: its place, which may lie past the ring's end; see read_record."""
+        return read_record(self.host[slot % RING].tolist(), length, at, may_fall_short)
+
     def fetch(self, slot: int, count: int) -> torch.cuda.Event | None:
         """Copies `count` records to the host, from `slot` on. Returns the event of the finished copy, None on a CPU."""
-        self.host[slot:slot + count].copy_(self.records[slot:slot + count], non_blocking=True)
+        for first, last in ((slot, slot + count), (0, slot + count - RING)):  # the second where the ring ends inside
+            if first < last:
+                self.host[first:last].copy_(self.records[first:last], non_blocking=True)
         if self.network.device.type != "cuda":
             return None
         event = torch.cuda.Event()

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from ...schedules.recipe import Recipe
 from ..backend import Model
+from ..draft_length import AUTO, MOST
 from ..drafter import Drafter, max_rows, name_of
 from ..errors import RequestError
 from ..sampling import SEEDS, Chooser
@@ -31,7 +32,7 @@ class RequestOptions(TypedDict, total=False):
     """
 
     max_new_tokens: int
-    draft_length: int
+    draft_length: int | str
     branches: int
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int]
@@ -66,6 +67,7 @@ class Request:
     mode: str
     rules: EndRules
     draft_length: int
+    auto: bool
     branches: int
     chooser: Chooser
     logprobs: int | None
@@ -86,12 +88,15 @@ def checked(server: Server, prompt: Prompt, mode: str | None, options: RequestOp
     chosen = _mode(server, mode)
     limit = whole("max_new_tokens", options.get("max_new_tokens", 128), 1, MOST_TOKENS)
     _check_room(server, len(ids), limit)
-    draft_length = _draft_length(server, chosen, options.get("draft_length", 4))
+    asked = options.get("draft_length", AUTO if mode is None else 4)
+    auto = isinstance(asked, str) and asked == AUTO
+    draft_length = _longest(server, chosen) if auto else _draft_length(server, chosen, asked)
     branches = whole("branches", options.get("branches", 4), 1, server.recipe.row_tile, ", the rows of one draft pass")
     logprobs = options.get("logprobs")
     if logprobs is not None:
         logprobs = whole("logprobs", logprobs, 0, server.model.shape.vocab_size, ", or None for no log-probabilities")
-    return Request(ids, chat, chosen, _end_rules(server, options, limit), draft_length, branches, _chooser(options), logprobs)
+    return Request(ids, chat, chosen, _end_rules(server, options, limit), draft_length, auto, branches, _chooser(options),
+                   logprobs)
 
 
 def prompt_ids(server: Server, prompt: object) -> list[int]:
@@ -125,6 +130,13 @@ def _mode(server: Server, mode: object) -> str:
     if chosen != "ar" and server.drafter is None:
         raise RequestError(f"mode {chosen} needs a drafter", action="load the decoder with drafter='ngram' or a model")
     return chosen
+
+
+def _longest(server: Server, mode: str) -> int:
+    """The longest draft of draft_length="auto"; SSD's length is fixed, so there it is the default."""
+    rows = max_rows(server.drafter) if server.drafter is not None and mode != "ar" else None
+    most = min(server.recipe.row_tile, server.model.max_rows, rows or server.recipe.row_tile) - 1
+    return min(most, MOST if mode == "sd" else 4)
 
 
 def _draft_length(server: Server, mode: str, value: object) -> int:

@@ -8,6 +8,7 @@ choice in all three.
 import time
 from collections.abc import Iterator
 
+from ..draft_length import DraftLength
 from ..drafter import Branch, Outcome
 from .drafting import Drafting, Prepared
 from .session import Session
@@ -20,11 +21,17 @@ def autoregressive(session: Session) -> Iterator[None]:
         yield
 
 
-def speculative(session: Session, drafting: Drafting, draft_length: int) -> Iterator[None]:
-    """SD: the drafter proposes, the target verifies the whole draft in one pass."""
+def speculative(session: Session, drafting: Drafting, draft_length: int, policy: DraftLength | None = None) -> Iterator[None]:
+    """SD: the drafter proposes, the target verifies the whole draft in one pass. policy: chooses the draft length of each
+    round, 0 for a round of AR."""
     while not session.finished:
-        draft = propose(session, drafting, draft_length)
-        finish_round(session, drafting, draft)
+        started = time.perf_counter()
+        length = policy.next() if policy else draft_length
+        draft = propose(session, drafting, length) if length else []
+        outcome, _ = finish_round(session, drafting, draft)
+        if policy:
+            policy.observe(length, outcome.drafted, outcome.accepted, time.perf_counter() - started)
+            session.stats.count_draft_length(length)
         yield
 
 
@@ -38,11 +45,11 @@ def speculative_speculative(session: Session, drafting: Drafting, draft_length: 
         if session.finished:
             return
         served = ready.get(outcome.key)
+        if prepared is not None:
+            session.stats.count_branch(outcome.accepted, served is not None)
         if served is None:
-            session.stats.branch_misses += prepared is not None
             draft = propose(session, drafting, draft_length)
         else:
-            session.stats.branch_hits += 1
             draft = served[:session.room(draft_length)]
 
 

@@ -284,3 +284,34 @@ def test_a_drafter_that_does_not_fit_is_refused(load_tiny: Callable[..., Decoder
     wide = make_model(tmp_path / "wide", "llama", vocab_size=300)
     assert load_tiny("llama", drafter=str(wide)).generate("x", "sd", max_new_tokens=8).token_ids == \
         load_tiny("llama").generate("x", "ar", max_new_tokens=8).token_ids
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "self"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
+def test_auto_takes_lengths_and_no_other_tokens(drafter: str, options: Any, load_tiny: Callable[..., Decoder]) -> None:
+    """With and without a mode; what an earlier request measured stays. Each chosen length is counted."""
+    decoder = load_tiny("llama", drafter=drafter)
+    prompt = [5, 6, 7, 8, 5, 6, 7]
+    ar = decoder.generate(prompt, "ar", max_new_tokens=40, ignore_eos=True, **options)
+    for mode, length in ((None, None), ("sd", "auto")):
+        asked = {} if length is None else {"draft_length": length}
+        found = decoder.generate(prompt, mode, max_new_tokens=40, ignore_eos=True, **options, **asked)
+        assert found.token_ids == ar.token_ids
+        assert sum(found.stats.rounds_by_draft_length.values()) == found.stats.rounds
+        assert set(found.stats.rounds_by_draft_length) <= set(range(9))
+        assert found.stats.decision.startswith("auto took")
+    assert not ar.stats.rounds_by_draft_length and not ar.stats.decision
+    assert decoder.generate(prompt, "sd", max_new_tokens=4).stats.decision == ""
+
+
+def test_acceptance_by_position_and_branches_by_count(load_tiny: Callable[..., Decoder]) -> None:
+    """Of a script: each place in a draft counts the rounds that reached it."""
+    decoder = load_tiny("llama", drafter="self")
+    prompt = [5, 6, 7]
+    ar = decoder.generate(prompt, "ar", max_new_tokens=11, ignore_eos=True).token_ids
+    decoder.drafter = ScriptedDrafter([*prompt, *ar], [2, 0, 1, 3], 200, [True, False])
+    stats = decoder.generate(prompt, "ssd", max_new_tokens=11, ignore_eos=True, draft_length=3).stats
+    assert stats.accepted_per_round == [2, 0, 1, 3] and stats.drafted_per_round == [3, 3, 3, 3]
+    assert stats.acceptance_by_position == [3 / 4, 2 / 3, 1 / 2]
+    assert (stats.hits_by_accepted, stats.misses_by_accepted) == ({2: 1, 1: 1}, {0: 1})
+    assert (stats.branch_hits, stats.branch_misses) == (2, 1)

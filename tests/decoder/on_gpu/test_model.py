@@ -27,6 +27,7 @@ from triton_models import (
 )
 from tune_kernels.decoder import Decoder
 from tune_kernels.decoder.backend import RoundPlan
+from tune_kernels.decoder.draft_length import DraftLength
 from tune_kernels.decoder.drafter import Drafter
 from tune_kernels.decoder.drafters.eagle3_checkpoint import random_eagle3
 from tune_kernels.decoder.drafters.ngram import NGramDrafter
@@ -596,3 +597,33 @@ def test_scales_of_weights_are_those_of_the_cpu(device: str) -> None:
     w = torch.randint(-8, 8, (256, 96), generator=gen) * torch.rand(256, 1, generator=gen)  # few levels a row, so many ties
     for found, expected in zip(quantise_weights(w.to(device)), quantise_weights(w)):
         assert_same_bytes(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "model", "eagle3"])
+def test_auto_changes_the_length_from_round_to_round(kind: str, load: Load, decoder: Decoder,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any order of draft lengths gives AR's tokens and the drafts of a drafter that missed nothing: one that is the target is
+    right to the last token. Records go around their ring in the middle of a batch. A drafter with a cache is left for good at the
+    first round of AR."""
+    monkeypatch.setattr(verification, "RING", 5)
+    if kind == "eagle3":
+        decoder, _ = eagle_decoder(load, "bf16")
+    model: Any = decoder.model
+    model.rounds = None
+    prompt = PROMPT[:3] if kind == "eagle3" else [*PROMPT, *PROMPT[:4]]
+    tokens = 8 if kind == "eagle3" else 14
+    lengths = {"ngram": [1, 0, 3, 2, 0, 1, 2], "model": [1, 3, 2, 0, 5], "eagle3": [3, 1, 2, 1, 3]}[kind]
+    if kind == "ngram":
+        decoder.drafter = NGramDrafter()
+    asked = iter(lengths)
+    monkeypatch.setattr(DraftLength, "next", lambda self: next(asked, 1))
+    ar = decoder.generate(prompt, "ar", max_new_tokens=tokens).token_ids
+    result = decoder.generate(prompt, "sd", max_new_tokens=tokens, draft_length="auto")
+    model.rounds = None
+    assert result.token_ids == ar
+    assert result.stats.drafter_faults == 0
+    taken = result.stats.rounds_by_draft_length
+    assert sum(taken.values()) == result.stats.rounds and len(taken) > 2
+    if kind == "model":
+        assert result.stats.acceptance == 1
+        assert set(taken) == {1, 2, 3, 0}
