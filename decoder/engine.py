@@ -70,7 +70,8 @@ class Decoder:
     def generate(self, prompt: Prompt, mode: str | None = None, **options: Unpack[RequestOptions]) -> Result:
         """Decodes one request to its end.
 
-        prompt: text, chat messages, or token ids. mode: ar, sd or ssd; None is sd with a drafter, else ar. options: see
+        prompt: text, chat messages, or token ids. mode: ar, sd or ssd; None is AR or SD, round by round, with
+        draft_length="auto". options: see
         request.RequestOptions.
 
         Raises:
