@@ -26,9 +26,9 @@ class RequestOptions(TypedDict, total=False):
     """The options of `generate` and `stream`; defaults in parentheses.
 
     max_new_tokens (128). draft_length (4; "auto" without a mode): K. branches (4): outcomes that SSD prepares for. stop:
-    strings that end the request and aren't part of the text. stop_token_ids: ids that end the request and are part of its ids. ignore_eos (False). temperature
-    (0): 0 is greedy. top_k (0), top_p (1), min_p (0): see sampling.Chooser. seed (random): 0..2^64 - 1. logprobs (None):
-    alternatives per token; None for no log-probabilities.
+    strings that end the request and aren't part of the text. stop_token_ids: ids that end the request and are part of its ids.
+    ignore_eos (False). temperature (0): 0 is greedy. top_k (0), top_p (1), min_p (0): see sampling.Chooser. seed (random):
+    0..2^64 - 1. logprobs (None): alternatives per token; None for no log-probabilities.
     """
 
     max_new_tokens: int
