@@ -265,7 +265,7 @@ def test_a_row_with_problems_is_not_written(tmp_path: Path) -> None:
     (lambda t: t["rows"][0]["timing"]["times"].update(interval_us=[2, 1]), "[low, high]"),
     (lambda t: t["rows"][0]["timing"]["times"].update(interval_us=[1]), "has 1 values"),
     (lambda t: t["rows"][0]["timing"].update(clocks={"sm_mhz": "fast"}), "clocks: sm_mhz: 'fast' is a str"),
-    (lambda t: t["rows"][0]["evidence"].update(weights="real"), "random:SEED or path:NAME"),
+    (lambda t: t["rows"][0]["evidence"].update(weights="real"), "random:SEED, path:NAME or none"),
     (lambda t: t["rows"][0]["evidence"]["checks"]["rows"].update(passed=99), "at most as many passed as ran"),
 ])
 def test_a_wrong_file_is_named_with_its_field(tmp_path: Path, change: Any, said: str) -> None:
