@@ -141,7 +141,7 @@ def both(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> tuple[str, 
 @pytest.mark.parametrize(("change", "said"), [
     (lambda t: t.update(schema="tune-kernels/promoted-schedules/3"), "update tune-kernels"),
     (lambda t: t["rows"][3].pop("evidence"), "rows[3]: evidence: missing"),
-    (lambda t: t["rows"][0]["evidence"].update(weights="real"), "random:SEED or path:NAME"),
+    (lambda t: t["rows"][0]["evidence"].update(weights="real"), "random:SEED, path:NAME or none"),
     (lambda t: t["rows"].append(t["rows"][0]), "a second row of attention"),
     (lambda t: t.update(rows=5), "rows: 5 is a int"),
 ])
