@@ -7,8 +7,9 @@ Nothing is compiled: the artefact comes from the bundle and is the one that was 
 sizes and types, so a launch costs little more than `function[grid](...)`.
 """
 
+import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,12 +63,37 @@ def _default(kernel: Kernel, given: Mapping[str, Any] | str | None) -> OwnSchedu
 
 @dataclass(frozen=True)
 class _Found:
-    """A launch for arguments of these sizes and types. run: Triton's, with the grid. rest: arguments and options that the caller
-    doesn't give. descriptors: (sizes, strides, block) by argument."""
+    """A launch for arguments of these sizes and types. run: Triton's. call: all its arguments. places: the caller's among them.
+    options: of the launch. device: its index. expected: (sizes, type) of each of the caller's arguments, empty unless all are
+    tensors. descriptors: (sizes, strides, block) by place."""
 
     run: Callable[..., object]
-    rest: dict[str, Any]
-    descriptors: Mapping[str, tuple[list[int], list[int], list[int]]]
+    call: list[Any]
+    places: tuple[int, ...]
+    options: dict[str, Any]
+    device: int
+    expected: "tuple[tuple[torch.Size, torch.dtype], ...]"
+    descriptors: Mapping[int, tuple[list[int], list[int], list[int]]]
+
+    def fits(self, arguments: Sequence[Any]) -> bool:
+        """Whether these are contiguous tensors as expected. Of the first alone the GPU is asked, to save time."""
+        if len(arguments) != len(self.expected) or arguments[0].get_device() != self.device:
+            return False
+        for a, (sizes, dtype) in zip(arguments, self.expected):
+            if a.shape != sizes or a.dtype is not dtype or not a.is_contiguous():
+                return False
+        return True
+
+    def launch(self, arguments: Iterable[Any]) -> None:
+        call = self.call[:]
+        for place, argument in zip(self.places, arguments):
+            call[place] = argument
+        if self.descriptors:
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            for place, layout in self.descriptors.items():
+                call[place] = TensorDescriptor(call[place], *layout)
+        self.run(*call, **self.options)
 
 
 class Tuned:
@@ -83,6 +109,7 @@ class Tuned:
         self.names = tuple(name for name in kernel.jitted.arg_names
                            if isinstance(described.get(name), Tensor | Scalar | tuple))
         self.found: dict[tuple[object, ...], _Found] = {}
+        self.quick: dict[object, _Found] = {}  # by the sizes of the first tensor: cheaper than the whole key
 
     def __call__(self, *arguments: Any, **named: Any) -> None:
         """One launch on the current stream.
@@ -91,17 +118,18 @@ class Tuned:
             NotPromoted: nothing is promoted for this GPU, sizes and toolchain, and there is no default.
             KernelError: arguments that don't fit the description. BundleError: the artefact isn't in the bundle.
         """
-        key = tuple([(a.shape, a.dtype, a.is_contiguous(), a.get_device()) if hasattr(a, "data_ptr") else _sign(a)
-                     for a in arguments])
-        if named:
-            key += tuple((name, _sign(a)) for name, a in named.items())
+        if not named and arguments:
+            quick = self.quick.get(getattr(arguments[0], "shape", None))
+            if quick is not None and quick.fits(arguments):
+                quick.launch(arguments)
+                return
+        key = (*map(_sign, arguments), *((name, _sign(a)) for name, a in named.items()))
         found = self.found.get(key)
         if found is None:
             found = self.found[key] = self._resolve(self._by_name(arguments, named))
-        given = dict(zip(self.names, arguments), **named)
-        if found.descriptors:
-            given |= self._described(given, found)
-        found.run(**given, **found.rest)
+        if found.expected and not named:
+            self.quick[found.expected[0][0]] = found
+        found.launch([*arguments, *named.values()])
 
     def schedule(self, *arguments: Any, **named: Any) -> tuple[OwnSchedule, PromotedSchedule | None]:
         """(the schedule of such a launch, its promoted row; None where it is the default). Raises as a call does."""
@@ -202,16 +230,23 @@ class Tuned:
                                       expected=f"{argument.value} = {bound[name]}")
                 bound[name] = given[name]
         grid = self.kernel.blocks(shape, schedule, bound)
-        rest = {name: value for name, value in bound.items() if name not in given} | self._options(schedule)
-        function = self._promoted(shape, schedule, row) if row else self.kernel.jitted
-        return _Found(function[grid], rest, self._descriptors(shape, schedule, given))
+        parameters = inspect.signature(self.kernel.jitted.fn).parameters
+        order = list(parameters)
+        device = next(iter(tensors.values()))[1].get_device()
+        function: Any = self._promoted(shape, schedule, row, device) if row else self.kernel.jitted
+        call = [None if name in given else bound.get(name, parameter.default) for name, parameter in parameters.items()]
+        whole = all(hasattr(value, "data_ptr") for value in given.values())
+        expected = tuple((value.shape, value.dtype) for value in given.values()) if whole else ()
+        layouts = {order.index(name): layout for name, layout in self._descriptors(shape, schedule, given).items()}
+        return _Found(function.run, call, tuple(order.index(name) for name in given),
+                      {"grid": grid, "warmup": False, **self._options(schedule)}, device, expected, layouts)
 
     def _options(self, schedule: OwnSchedule) -> dict[str, Any]:
         import triton
 
         return {} if triton.knobs.runtime.interpret else self.kernel.options(schedule)
 
-    def _promoted(self, shape: OwnShape, schedule: OwnSchedule, row: PromotedSchedule) -> Jitted:
+    def _promoted(self, shape: OwnShape, schedule: OwnSchedule, row: PromotedSchedule, device: int) -> Jitted:
         """A copy of the function that takes the promoted artefact and compiles nothing; the user's own function stays as it is.
         Raises BundleError."""
         launch = self.kernel.operation.launch(shape, schedule, OWN.numerics)
@@ -219,7 +254,7 @@ class Tuned:
         judged = {key: row.artefact.cubin_sha256}
         bundle.require_judged(bundle.read(self.folder / "artefacts" / key), key, judged)
         copy = _copy_of(self.kernel.jitted)
-        bundle.install(copy, self.folder, judged=judged)
+        bundle.install(copy, self.folder, device=device, judged=judged)
         return copy
 
     def _descriptors(self, shape: OwnShape, schedule: OwnSchedule,
@@ -227,11 +262,6 @@ class Tuned:
         values = {**schedule.knobs, **shape.dims}
         return {name: ([*t.sizes(values)], [*t.strides(values)], [*Tensor(t.dtype, *t.block).sizes(values)])
                 for name, t in self._tensors_described().items() if t.block is not None and name in given}
-
-    def _described(self, given: Arguments, found: _Found) -> dict[str, Any]:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        return {name: TensorDescriptor(given[name], *layout) for name, layout in found.descriptors.items()}
 
 
 def _copy_of(function: Jitted) -> Jitted:

@@ -110,6 +110,19 @@ def test_the_promoted_artefact_is_launched(gpu: Driver, folder: Path, schedules:
     assert launch.schedule(x, y, ticket) == (SCHEDULE, row_of(folder))
 
 
+def test_a_second_launch_is_checked_like_the_first(gpu: Driver, folder: Path, schedules: Path) -> None:
+    """The first tensor's sizes are known by now: the others are looked at all the same."""
+    launch = tuned(KERNEL, bundle=folder, schedules=schedules)
+    x, y, ticket = tensors()
+    launch(x, y, ticket)
+    for wrong in (Tensor("float32", 5, 97), Tensor("float32", 5, 96, contiguous=False), Tensor("bfloat16", 5, 96)):
+        with pytest.raises(KernelError, match="y_ptr is"):
+            launch(x, wrong, ticket)
+    with pytest.raises(KernelError, match="no ticket_ptr"):
+        launch(x, y)
+    assert gpu.launched == ["double"]
+
+
 @pytest.mark.parametrize(("arguments", "error", "said"), [
     (tensors(rows=7), NotPromoted, r"no promoted schedule of few \{'rows': 7, 'H': 96\} for nvidia-h200: the nearest has shape"),
     (tensors(rows=7)[:1] + tensors()[1:], KernelError, "y_ptr is torch.float32"), (tensors()[:2], KernelError, "no ticket_ptr"),
