@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 DIGITS_SCHEDULE = FixedSchedule(num_warps=16, pdl=True)
 RESCORE_SCHEDULE = FixedSchedule(num_warps=4, pdl=True)
-REGION = 512  # ids of one program
+REGION = 1024  # ids of one program
 TILE = 64  # survivors of one product
 STAGES = 3  # of its loop over K
 
