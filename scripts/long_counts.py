@@ -157,17 +157,17 @@ def main() -> int:
     options.add_argument("--jobs", type=int, default=1, help="processes")
     options.add_argument("--minutes", type=float, default=8, help="at most")
     options.add_argument("--first-seed", type=int, default=1, help="of each script")
-    options.add_argument("--only", action="append", choices=[w.script for w in ALL], help="this script (repeatable)")
+    options.add_argument("--only", action="append", choices=[w.script for w in ALL], help="this script alone (repeatable)")
     options.add_argument("--parts", type=Path, help="run, and write the parts there")
     options.add_argument("--merge", action="append", type=Path, help="a file of parts to add up (repeatable)")
     given = options.parse_args()
+    chosen = [w for w in ALL if not given.only or w.script in given.only]
     if given.parts:
-        chosen = [w for w in ALL if not given.only or w.script in given.only]
         shared_out(chosen, given.jobs, given.first_seed, 60 * given.minutes, given.parts)
     parts = read_parts([*([given.parts] if given.parts else []), *(given.merge or [])])
     if not parts:
         raise UserError("no part has ended", action="give it more --minutes")
-    records = {w.script: totals(w.script, parts) for w in ALL if any(p.script == w.script for p in parts)}
+    records = {w.script: totals(w.script, parts) for w in chosen if any(p.script == w.script for p in parts)}
     for record in records.values():
         print(json.dumps(record, sort_keys=True))
     if given.out:
