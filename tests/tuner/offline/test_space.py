@@ -170,8 +170,8 @@ def test_a_recipes_defaults_are_candidates_once(arch: str, model: str) -> None:
     """They are the incumbents of a first promotion, which are timed from the same bundle."""
     mine = subject(arch, kernels=tuple(registry.TUNABLE), model=model)
     found = with_those_in_place(candidates(load_space("default"), mine), mine, [])
-    for kernel in mine.shapes:
-        default = registry.default_schedule(RECIPE, kernel, arch, mine.shapes[kernel])
+    for kernel, shape in mine.shapes:
+        default = registry.default_schedule(RECIPE, kernel, arch, shape)
         [one] = [c for c in found if (c.kernel, c.schedule) == (kernel, default)]
         assert one.problem is None, kernel
 
