@@ -236,7 +236,7 @@ def step_schedules(by_kernel: Mapping[str, Schedule]) -> StepSchedules:
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, object]:
     """As in files: the knobs by name; those of a user's kernel in a table `knobs`."""
-    return dataclasses.asdict(schedule)
+    return {"knobs": dict(schedule.knobs)} if isinstance(schedule, OwnSchedule) else dataclasses.asdict(schedule)
 
 
 def knobs_of(schedule: Schedule) -> Mapping[str, object]:

@@ -402,7 +402,7 @@ def _checked(shape: ModelShape, fields: Fields) -> ModelShape:
 
 def shape_to_dict(shape: KernelShape) -> Table:
     """As in files: the sizes by name; those of a user's kernel in a table `dims`."""
-    return dataclasses.asdict(shape)
+    return {"dims": dict(shape.dims)} if isinstance(shape, OwnShape) else dataclasses.asdict(shape)
 
 
 def dims_of(shape: KernelShape) -> Mapping[str, object]:

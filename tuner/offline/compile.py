@@ -94,7 +94,8 @@ def make_task(kernel: str, arch: str, shape: KernelShape, schedule: Schedule, nu
     launch = launch_of(kernel, shape, schedule, numerics, source)
     key = bundle.artefact_key(launch, load_arch(arch).capability)
     wanted = wanted_instructions(kernel, shape, arch, source)
-    record_key = hashlib.sha256(json.dumps([SCHEMA, key, dataclasses.astuple(wanted)]).encode()).hexdigest()[:32]
+    own = (source.place, source.digest) if source else ()  # a file that changed its process's state fails for itself alone
+    record_key = hashlib.sha256(json.dumps([SCHEMA, key, dataclasses.astuple(wanted), *own]).encode()).hexdigest()[:32]
     return Task(kernel, arch, shape, schedule, numerics, wanted, key, record_key, str(folder), source)
 
 
