@@ -328,5 +328,5 @@ def _error_text(error: BaseException, printed: str) -> tuple[str, tuple[str, ...
     """(detail, lines) of a compiler error: the first line that names an error, and up to 6 such lines."""
     lines = [line.strip() for line in f"{error}\n{printed}".splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Repro command")]
-    telling = [line for line in lines if re.search(r"fatal|error\s*:|Error:", line)] or lines or [type(error).__name__]
+    telling = [line for line in lines if re.search(r"fatal|error\s*:|Error[:(]", line)] or lines or [type(error).__name__]
     return telling[0][:400], tuple(line[:240] for line in telling[:6])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.abc import MetaPathFinder
 
 from ...kernels import toolchain
 from ...kernels.arguments import KernelError
@@ -92,8 +93,17 @@ def _forgo_torch() -> None:
 
     if "torch" in sys.modules or not hasattr(libtriton, "native_specialize_impl"):
         return
-    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
+    sys.meta_path.insert(0, _WithoutTorch)
     try:
         libtriton.native_specialize_impl(type(toolchain.backend_of(90)), 1, False, True, True)
     finally:
-        del sys.modules["torch"]
+        sys.meta_path.remove(_WithoutTorch)
+
+
+class _WithoutTorch(MetaPathFinder):
+    """First in sys.meta_path: an import of torch fails."""
+
+    @classmethod
+    def find_spec(cls, name: str, *rest: object) -> None:
+        if name == "torch":
+            raise ModuleNotFoundError("torch, which a user's kernel has not imported", name=name)
