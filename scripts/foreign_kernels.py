@@ -26,6 +26,7 @@ from typing import Any
 import common
 from foreign_program import CALLS, calls_of
 from tune_kernels.shapes.target import ARCHES
+from tune_kernels.tuner.record.recording import summary_of
 
 HERE = common.ROOT / "build" / "foreign"
 RECORD, PAGE = common.ROOT / "docs" / "evidence" / "foreign-kernels.json", common.ROOT / "docs" / "foreign-kernels.md"
@@ -128,8 +129,7 @@ def _add(package: str, arch: str, folder: Path, kernels: dict[tuple[str, str], R
             _count(entry, one, kernel, kernel["hash"] in after)
     for failure in recording["failures"]:
         entry = _entry(package, failure, arch, kernels)
-        message = failure["message"].strip().splitlines() or [""]
-        entry["not_compiled"].setdefault(failure["error"], message[-1][:200])
+        entry["not_compiled"].setdefault(failure["error"], summary_of(failure["message"]))
     for line in (folder / "outcomes.jsonl").read_text().splitlines():
         told = json.loads(line)
         if told["outcome"] != "ok":

@@ -17,7 +17,7 @@ from ..on_gpu.worker.gpu_state import cuda_device
 from .judge import judged
 from .kernel_file import KernelFiles, kernel_files
 from .program import CACHE, EVENTS, Plan, run_program
-from .recording import SCHEMA, Recording, read_events
+from .recording import SCHEMA, Recording, read_events, summary_of
 
 RECORDING, INSPECTION, KERNELS = "recording.json", "inspection.json", "kernels"  # in the folder of a recording
 
@@ -45,8 +45,8 @@ class Recorded:
         total = sum(one.count for one in launches)
         lines = [f"{len(recording.kernels)} kernels of {len(functions)} functions; {total:,} launches, "
                  f"{len(launches):,} distinct"]
-        lines += [f"not compiled: {one.module}:{one.function}: {one.error}: {one.message.strip().splitlines()[-1][:200]}"
-                  for one in recording.failures if one.message.strip()]
+        lines += [f"not compiled: {one.module}:{one.function}: {one.error}: {summary_of(one.message)}"
+                  for one in recording.failures]
         lines += [f"autotuned: {one.module}:{one.function}: {one.kept} of {one.total} configs compiled"
                   + ("" if one.kept == one.total else "; --max-configs compiles more") for one in recording.tunings]
         names = {kernel.hash: kernel.source for kernel in recording.kernels}

@@ -61,13 +61,12 @@ def run_program(plan: Plan, quiet: bool) -> int:
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """This process's, with the recorder on PYTHONPATH and Triton's cache in the folder. A played GPU hides a real one, and
-    torch.compile, which would make other kernels for the CPU, returns functions as they are."""
+    """This process's, with the recorder on PYTHONPATH and Triton's cache in the folder. A played GPU hides a real one."""
     settings = Settings(str((plan.out / EVENTS).resolve()), plan.max_configs, played(plan.target) if plan.target else None)
     path = os.pathsep.join(filter(None, [str(CHILD), os.environ.get("PYTHONPATH")]))
     made = {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(dataclasses.asdict(settings)),
             "TRITON_CACHE_DIR": str((plan.out / CACHE).resolve())}
     made.pop("TRITON_INTERPRET", None)
     if plan.target is not None:
-        made |= {"CUDA_VISIBLE_DEVICES": "", "TORCH_COMPILE_DISABLE": "1"}
+        made["CUDA_VISIBLE_DEVICES"] = ""
     return made

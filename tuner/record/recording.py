@@ -1,5 +1,6 @@
 """The recording: which kernels a program compiled, and how it launched them. Made from the events of its processes."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from ...shapes.fields import Count, Fields, parse_fields
 from ..errors import RecordError
 
 SCHEMA = "tune-kernels/recording/1"
+ASSEMBLER_ERROR = re.compile(r"\berror\s+: (.*)")  # of ptxas
 MOST_LINE_BYTES = 1 << 24  # of one event
 
 
@@ -67,6 +69,14 @@ class Failure:
     message: str
     signature: tuple[tuple[str, str], ...]
     trial: bool
+
+
+def summary_of(message: str) -> str:
+    """The line of a compiler's message that says why: the assembler's first error, or else the last line."""
+    if (found := ASSEMBLER_ERROR.search(message)) is not None:
+        return found.group(1).strip()
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "no message"
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ a, w = torch.ones(16, 64, device="cuda", dtype=torch.bfloat16), torch.ones(96, 6
 b = torch.empty(16, 96, device="cuda", dtype=torch.bfloat16)
 product[lambda meta: (triton.cdiv(96, meta["BLOCK_N"]),)](a, w, b, 96, K=64)
 torch.cuda.synchronize()
+assert torch.compile(fullgraph=True)(len)([1]) == torch.compile(len)([1]) == 1
 print("sums", out.sum().item(), x.sum().item())
 """
 

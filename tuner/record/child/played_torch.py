@@ -141,6 +141,7 @@ def play(gpu: "Gpu", recorder: "Recorder") -> None:
     torch.Tensor.is_cpu = property(lambda self: False)
     torch.Tensor.get_device = lambda self: 0
     torch.Tensor.to = _to_cpu(torch.Tensor.to)
+    torch.compile = _compile
     for name in ("tolist", "numpy"):
         setattr(torch.Tensor, name, _read_by(getattr(torch.Tensor, name), name, written, recorder))
     for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor")):
@@ -148,6 +149,11 @@ def play(gpu: "Gpu", recorder: "Recorder") -> None:
     mode = OnCpu(recorder, written)
     _register_for_cpu(mode)
     mode.__enter__()
+
+
+def _compile(model: Any = None, **options: Any) -> Any:
+    """torch.compile: the function as it is. It would make other kernels for a CPU."""
+    return (lambda function: function) if model is None else model
 
 
 def _made_on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
