@@ -1,6 +1,7 @@
 """A Triton driver that plays a GPU: kernels are compiled for it, loaded from it and launched on it, and nothing is executed."""
 
 import contextlib
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -106,14 +107,18 @@ def mark_trials(recorder: "Recorder", played: bool) -> None:
     try_config, prune = Autotuner._bench, Autotuner.prune_configs
 
     def tried(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if played and self.__dict__.get("compiled", 0) >= recorder.max_configs:
+            return [math.inf] * 3
         with trial():
-            return try_config(self, *args, **kwargs)
+            times = try_config(self, *args, **kwargs)
+        self.compiled = self.__dict__.get("compiled", 0) + (times[0] < math.inf)  # one that can't be compiled doesn't count
+        return times
 
     def pruned(self: Any, *args: Any, **kwargs: Any) -> list[Any]:
         configs = list(prune(self, *args, **kwargs))
-        kept = configs[:recorder.max_configs]
-        recorder.configs(self.base_fn, len(configs), len(kept))
-        return kept
+        recorder.configs(self.base_fn, len(configs), min(len(configs), recorder.max_configs))
+        self.compiled = 0
+        return configs
 
     Autotuner._bench = tried
     if played:
