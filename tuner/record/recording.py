@@ -75,7 +75,7 @@ def summary_of(message: str) -> str:
     """The line of a compiler's message that says why: the assembler's first error, or else the last line."""
     if (found := ASSEMBLER_ERROR.search(message)) is not None:
         return found.group(1).strip()
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    lines = [line.strip() for line in message.splitlines() if line.strip(" ^")]
     return lines[-1][:200] if lines else "no message"
 
 

@@ -222,6 +222,9 @@ def test_its_launches_are_a_kernel_file(tmp_path: Path) -> None:
             assert (kernel.jitted.fn.__name__, repr(sorted(launch.signature().items()))) in recorded
     add = kernels["add_0"]
     assert add.operation.grid and add.operation.grid(add.own_shapes[0], add.schedules[0]) == (4,)
+    sweep = CliRunner().invoke(cli, ["--offline", "--kernel", str(path), "--target", "sm_103", "--jobs", "1", "--json",
+                                     "--out", str(tmp_path / "sweep")])
+    assert sweep.exit_code == 0 and json.loads(sweep.stdout)["counts"]["accepted"] == 6
 
 
 def test_launches_on_the_real_gpu_are_recorded_and_done(tmp_path: Path) -> None:
