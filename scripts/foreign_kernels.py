@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -85,8 +86,10 @@ def recorded(package: str, pinned: str, target: str, chunk: int) -> Path | None:
     if not (out / "recording.json").is_file():
         out.mkdir(parents=True, exist_ok=True)
         paths = [str(fetched(package, pinned)), *filter(None, [os.environ.get("PYTHONPATH")])]
+        generated = out / "generated"  # flag-gems keeps the configs that it has chosen: none of an earlier run may count
+        shutil.rmtree(generated, ignore_errors=True)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "GEMS_VENDOR": "nvidia",
-               "FLAGGEMS_CACHE_DIR": str(HERE / "generated" / f"{target}-{chunk}")}
+               "FLAGGEMS_CACHE_DIR": str(generated)}
         program = [sys.executable, str(CALLS.with_name("foreign_program.py")), package, str(outcomes),
                    str(chunk * AT_ONCE), str((chunk + 1) * AT_ONCE)]
         command = ["nice", "-n", "1", sys.executable, "-m", "tune_kernels.tuner", "record", "--target", target, "--out", str(out),
