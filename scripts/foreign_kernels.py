@@ -227,7 +227,8 @@ def _verdict(target: Record | None) -> str:
     if target is None:
         return "not launched"
     words = [f"{code} in {count} of {target['compiled']}" for code, count in sorted(target["rejected"].items())]
-    words += [f"not compiled: {error}" for error in sorted(target["not_compiled"])]
+    some = "accepted, but some config " if target["compiled"] and not words else "some config " if target["compiled"] else ""
+    words += [f"{some}not compiled: {error}" for error in sorted(target["not_compiled"])]
     return ", ".join(words) or "accepted"
 
 
