@@ -354,7 +354,7 @@ def test_a_disk_that_fills_up_is_said_and_nothing_finished_is_lost(tmp_path: Pat
         original(*arguments)
 
     monkeypatch.setattr(bundle, "save", full)
-    monkeypatch.setattr(pool, "BoundedExecutor", lambda inner, scratch: inner)  # in this process, where `save` is replaced
+    monkeypatch.setattr(pool, "BoundedExecutor", lambda inner, *_: inner)  # in this process, where `save` is replaced
     one_by_one = "concurrent.futures:ThreadPoolExecutor"
     with pytest.raises(OutputError, match="No space left on device"):
         sweep(request(tmp_path, space, executor=one_by_one, jobs=1))
@@ -378,7 +378,7 @@ def test_an_audit_that_disagrees_fails(tmp_path: Path, space: str, monkeypatch: 
     from tune_kernels.tuner.offline import inspection
 
     monkeypatch.setattr(compilation, "AUDIT_ONE_IN", 1)
-    monkeypatch.setattr(pool, "BoundedExecutor", lambda inner, scratch: inner)  # in this process, where it is replaced
+    monkeypatch.setattr(pool, "BoundedExecutor", lambda inner, scratch, limits: inner)  # in this process, where it is replaced
     one_by_one = "concurrent.futures:ThreadPoolExecutor"
     honest = sweep(request(tmp_path / "a", space, executor=one_by_one, jobs=1))
     early = [v for v in honest["variants"] if {r["code"] for r in v["reasons"]} & {"wrong_instruction", "resource_limit"}]
