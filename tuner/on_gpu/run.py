@@ -238,7 +238,7 @@ class _Run:
     def _contest(self, contest: Contest, out_of_time: OutOfTime) -> None:
         own = self.own.get(contest.kernel)
         problem = Problem(contest.kernel, contest.shape, self.now.target, self.now.recipe, str(self.folder),
-                          own.source if own else None)
+                          source=own.source if own else None)
         searched = len(contest.entrants) > LARGE or self.request.storage is not None
 
         def admit(name: str) -> bool:

@@ -22,8 +22,8 @@ class Problem:
     target: str
     recipe: str
     bundle: str
-    source: Source | None = None
     occupancies: tuple[int, ...] = OCCUPANCIES
+    source: Source | None = None
 
 
 @dataclass(frozen=True)
