@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tune_kernels.shapes.own import own_shape
 from tune_kernels.shapes.target import ARCHES
 from tune_kernels.tuner.cli import cli
 from tune_kernels.tuner.offline.report import read_report
@@ -27,6 +28,22 @@ def test_an_example_compiles_for_each_target(name: str, knobs: str, tmp_path: Pa
     space.write_text(f'[[grid]]\nkernels = "{name}.{name}"\n{knobs}\n')
     report = sweep(SweepRequest(kernels=(str(path),), space=str(space), out=tmp_path / "out", jobs=1))
     assert {v.target for v in report.variants if v.accepted} == set(ARCHES), [v.reasons for v in report.variants]
+
+
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("my_norm.rms_norm", {"rows": 3, "H": 64}), ("layer_norm.layer_norm", {"rows": 3, "H": 64}),
+    ("attention.attention", {"heads": 2, "T": 40, "D": 64}), ("scaled_matmul.scaled_matmul", {"M": 64, "N": 128, "K": 256})])
+def test_an_examples_reference_takes_its_arguments(name: str, sizes: dict[str, int]) -> None:
+    """Those that are computed from the sizes included; the outputs have the declared sizes."""
+    import torch
+    from tune_kernels.kernels.loading import kernels_in, source_of
+    from tune_kernels.tuner.on_gpu.worker.own import reference_outputs
+
+    found = kernels_in(source_of(str(ROOT / "examples" / f"{name.partition('.')[0]}.py"))).values()
+    kernel = next(kernel for kernel in found if kernel.name == name)
+    outputs = reference_outputs(kernel, own_shape(sizes, name), lambda n, described, values: torch.full(
+        described.sizes(values), 1.0))
+    assert all(output.dtype == torch.float64 and output.isfinite().all() for output in outputs)
 
 
 def test_the_tutorials_offline_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,8 @@ def reference_outputs(kernel: Kernel, shape: OwnShape, tensor: Any) -> "tuple[to
     knobs = {name for schedule in kernel.schedules for name in schedule.knobs}
     given: dict[str, object] = dict(shape.dims)
     for name, argument in kernel.arguments.items():
-        value = _for_reference(name, argument, shape.dims, knobs, tensor)
+        value = _computed(kernel, argument, shape) if inspect.isfunction(argument) else _for_reference(
+            name, argument, shape.dims, knobs, tensor)
         if value is not None:
             given[name.removesuffix("_ptr")] = value
     assert kernel.reference is not None
@@ -212,6 +213,12 @@ def reference_outputs(kernel: Kernel, shape: OwnShape, tensor: Any) -> "tuple[to
     if not all(bool(y.isfinite().all()) for y in right):
         raise KernelError(f"{kernel.name}: the reference isn't finite on bell-shaped inputs", expected="finite outputs")
     return right
+
+
+def _computed(kernel: Kernel, argument: Callable[..., object], shape: OwnShape) -> object:
+    """The value of an argument that the user computes; None if it differs between schedules."""
+    values = [argument(shape.dims, schedule.knobs) for schedule in kernel.schedules]
+    return values[0] if all(value == values[0] for value in values) else None
 
 
 def _accepted(kernel: Kernel, given: Mapping[str, object]) -> dict[str, object]:
