@@ -59,8 +59,10 @@ def page() -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     decode = read(docs / "benchmarks" / "h200-qwen2.5-7b-decode.json")
+    certified = read(docs / "benchmarks" / "h200-qwen2.5-7b-certified-head.json")
     return environment.get_template("figures.md.j2").render(
-        decode=decode, runs=modes(decode), peers=read(docs / "benchmarks" / "h200-peers.json"),
+        decode=decode, runs=modes(decode), certified=certified, certified_runs=modes(certified),
+        real=read(docs / "benchmarks" / "h200-smollm2-drafters.json"), peers=read(docs / "benchmarks" / "h200-peers.json"),
         cpu=[read(docs / "evidence" / f"bench-cpu-smollm2-{name}.json") for name in ("1-thread", "2-threads")],
         drafter=read(docs / "evidence" / "bench-smollm2-drafter-cpu.json"), recordings=recordings(), checks=checks(),
         accumulation=read(docs / "evidence" / "h200-accumulation-error.json"),
