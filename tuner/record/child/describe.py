@@ -48,7 +48,7 @@ def argument(value: Any) -> object:
     return constant(value)
 
 
-def constant(value: Any) -> object:
+def constant(value: object) -> object:
     """The value of a tl.constexpr argument."""
     inner = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
     if _plain(inner):
@@ -62,6 +62,6 @@ def constant(value: Any) -> object:
     return {"value": repr(inner)[:MOST_TEXT], "type": type(inner).__name__}
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     """Whether JSON has it."""
     return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))

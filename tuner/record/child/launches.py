@@ -18,7 +18,7 @@ def record_launches(gpu: "Gpu | None", recorder: "Recorder") -> None:
     recorder.events.write("triton", version=triton.__version__)
     compile_ = triton.compiler.compile
 
-    def compile_and_record(src: Any, *args: Any, **kwargs: Any) -> Any:
+    def compile_and_record(src: Any, *args: object, **kwargs: object) -> Any:
         if gpu is None:
             watch(driver.active, recorder)
         try:
@@ -49,8 +49,8 @@ def watch(real: Any, recorder: "Recorder") -> None:
         def __init__(self, src: Any, metadata: Any) -> None:
             self.inner, self.hash = inner(src, metadata), metadata.hash
 
-        def __call__(self, x: int, y: int, z: int, stream: Any, function: Any, packed: Any, launch_metadata: Any, enter: Any,
-                     leave: Any, *arguments: Any) -> Any:
+        def __call__(self, x: int, y: int, z: int, stream: object, function: object, packed: object, launch_metadata: object,
+                     enter: object, leave: object, *arguments: Any) -> Any:
             recorder.launched(self.hash, (x, y, z), arguments)
             return self.inner(x, y, z, stream, function, packed, launch_metadata, enter, leave, *arguments)
 

@@ -19,7 +19,7 @@ class Stream:
     cuda_stream = stream_id = device_index = 0
     device_type = 1
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         self.device = torch.device("cuda", 0)
 
     def __enter__(self) -> "Stream":
@@ -28,7 +28,7 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def record_event(self, event: Any = None) -> Any:
+    def record_event(self, event: object = None) -> Any:
         return event or Event()
 
     def query(self) -> bool:
@@ -45,13 +45,13 @@ class Event:
 
     cuda_event = 0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         pass
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: object = None) -> None:
         pass
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: object = None) -> None:
         pass
 
     def query(self) -> bool:
@@ -67,14 +67,14 @@ class Event:
 class CUDAGraph:
     """Not played."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError("tune-kernels record plays no CUDA graphs: run the program without them")
 
 
 class Generator(torch.Generator):
     """Of the CPU."""
 
-    def __new__(cls, device: Any = None) -> "Generator":
+    def __new__(cls, device: object = None) -> "Generator":
         made: Generator = super().__new__(cls, "cpu")
         return made
 
@@ -123,7 +123,7 @@ def answer(gpu: "Gpu") -> None:
 
 
 def _saying(value: Any) -> Any:
-    def said(*args: Any, **kwargs: Any) -> Any:
+    def said(*args: object, **kwargs: object) -> Any:
         return value
 
     return said

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from triton.backends.compiler import GPUTarget
@@ -31,8 +31,8 @@ class Driver:
             def __init__(self, src: Any, metadata: Any) -> None:
                 self.hash = metadata.hash
 
-            def __call__(self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launch_metadata: Any,
-                         enter: Any, leave: Any, *arguments: Any) -> None:
+            def __call__(self, x: int, y: int, z: int, stream: int, function: object, packed: object, launch_metadata: object,
+                         enter: Any, leave: object, *arguments: object) -> None:
                 recorder.launched(self.hash, (int(x), int(y), int(z)), arguments)
 
         self.launcher_cls = Launcher
@@ -72,8 +72,31 @@ class Driver:
 
         return torch.empty(1, dtype=torch.int)
 
-    def clear_cache(self, cache: Any) -> None:
+    def clear_cache(self, cache: object) -> None:
         pass
+
+
+@contextlib.contextmanager
+def _trial(recorder: "Recorder") -> Iterator[None]:
+    """Launches inside are trials."""
+    before, recorder.trial = recorder.trial, True
+    try:
+        yield
+    finally:
+        recorder.trial = before
+
+
+def _marked(benchmark: Callable[..., object], recorder: "Recorder", played: bool) -> Callable[..., object]:
+    def run(call: Callable[[], object], *args: object, quantiles: Sequence[float] | None = None, **kwargs: object) -> object:
+        with _trial(recorder):
+            if not played:
+                return benchmark(call, *args, **kwargs, **({} if quantiles is None else {"quantiles": quantiles}))
+            call()
+        if quantiles is not None and len(quantiles) > 1:
+            return [SOME_MS] * len(quantiles)
+        return [SOME_MS] if kwargs.get("return_mode") == "all" else SOME_MS
+
+    return run
 
 
 def mark_trials(recorder: "Recorder", played: bool) -> None:
@@ -81,40 +104,19 @@ def mark_trials(recorder: "Recorder", played: bool) -> None:
     import triton.testing
     from triton.runtime.autotuner import Autotuner
 
-    @contextlib.contextmanager
-    def trial() -> Iterator[None]:
-        before, recorder.trial = recorder.trial, True
-        try:
-            yield
-        finally:
-            recorder.trial = before
-
-    def marked(benchmark: Callable[..., Any]) -> Callable[..., Any]:
-        def run(call: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-            with trial():
-                if not played:
-                    return benchmark(call, *args, **kwargs)
-                call()
-            quantiles = kwargs.get("quantiles")
-            if quantiles is not None and len(quantiles) > 1:
-                return [SOME_MS] * len(quantiles)
-            return [SOME_MS] if kwargs.get("return_mode") == "all" else SOME_MS
-
-        return run
-
     for name in ("do_bench", "do_bench_cudagraph"):
-        setattr(triton.testing, name, marked(getattr(triton.testing, name)))
+        setattr(triton.testing, name, _marked(getattr(triton.testing, name), recorder, played))
     try_config, prune = Autotuner._bench, Autotuner.prune_configs
 
-    def tried(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def tried(self: Any, *args: object, **kwargs: object) -> Any:
         if played and self.__dict__.get("compiled", 0) >= recorder.max_configs:
             return [math.inf] * 3
-        with trial():
+        with _trial(recorder):
             times = try_config(self, *args, **kwargs)
         self.compiled = self.__dict__.get("compiled", 0) + (times[0] < math.inf)  # one that can't be compiled doesn't count
         return times
 
-    def pruned(self: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    def pruned(self: Any, *args: object, **kwargs: object) -> list[object]:
         configs = list(prune(self, *args, **kwargs))
         recorder.configs(self.base_fn, len(configs), min(len(configs), recorder.max_configs))
         self.compiled = 0

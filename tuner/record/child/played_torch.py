@@ -158,7 +158,7 @@ def _compile(model: Any = None, **options: Any) -> Any:
 
 def _made_on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
     """A constructor that asks for its device before the mode sees it."""
-    def made(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+    def made(*args: object, device: object = None, **kwargs: Any) -> Any:
         kind = torch.device("cpu" if device is None or isinstance(device, int) else device)
         return make(*args, device=_on_cpu(kind), **{**kwargs, **({"pin_memory": False} if "pin_memory" in kwargs else {})})
 
@@ -167,7 +167,7 @@ def _made_on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _to_cpu(to: Callable[..., Any]) -> Callable[..., Any]:
     """Tensor.to, which asks CUDA for the index of a device before the mode sees it."""
-    def moved(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def moved(self: torch.Tensor, *args: object, **kwargs: object) -> Any:
         if args and isinstance(args[0], (str, int)) and not isinstance(args[0], bool):
             args = (torch.device(args[0]), *args[1:])
         if isinstance(kwargs.get("device"), (str, int)):
@@ -179,7 +179,7 @@ def _to_cpu(to: Callable[..., Any]) -> Callable[..., Any]:
 
 def _read_by(method: Callable[..., Any], name: str, written: Written, recorder: "Recorder") -> Callable[..., Any]:
     """A method that reads values without an operation of torch."""
-    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def read(self: torch.Tensor, *args: object, **kwargs: object) -> Any:
         if origins := written.of([self]):
             recorder.read_back(name, _caller(), sorted(origins))
         return method(self, *args, **kwargs)
@@ -192,7 +192,7 @@ def _register_for_cpu(mode: OnCpu) -> None:
     register = torch.library.Library.impl
 
     def impl(self: Any, op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **kwargs: Any) -> Any:
-        def inside(*args: Any, **inner: Any) -> Any:
+        def inside(*args: object, **inner: object) -> Any:
             with mode:
                 return fn(*args, **inner)
 
