@@ -46,11 +46,36 @@ def test_an_examples_reference_takes_its_arguments(name: str, sizes: dict[str, i
     assert all(output.dtype == torch.float64 and output.isfinite().all() for output in outputs)
 
 
+def commands_in(text: str) -> list[str]:
+    """The tune-kernels lines of a page's bash blocks."""
+    return [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+            for line in block.splitlines() if line.startswith("tune-kernels")]
+
+
+def test_the_findings_are_one_command_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F32: run as written, with this Triton: the fallback of 8 rows, the spilling merge, the fusion's shared memory."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    fallback, merge, fusion = commands_in((ROOT / "examples" / "worklog" / "README.md").read_text())
+    reports = []
+    for line in (fallback, merge, fusion):
+        words = shlex.split(line)[1:]
+        CliRunner().invoke(cli, [*words, "--jobs", "1"], catch_exceptions=False, standalone_mode=False)
+        reports.append(read_report(Path(words[words.index("--out") + 1])))
+    rows = {vars(v.schedule)["row_tile"]: v for v in reports[0].variants if v.kernel == "gate_up_one_term"}
+    assert [reason.code for reason in rows[8].reasons] == ["wrong_instruction"] and "found HMMA" in rows[8].reasons[0].detail
+    assert rows[16].accepted
+    merges = {(vars(v.schedule)["splits"], vars(v.schedule)["BLOCK_D"]): v for v in reports[1].variants
+              if v.kernel == "merge_one_block"}
+    assert [reason.code for reason in merges[512, 128].reasons] == ["register_spill"] and merges[16, 16].accepted
+    blocks = {tuple(dict(v.schedule.knobs)[name] for name in ("BLOCK_N", "num_stages")): v for v in reports[2].variants}
+    assert blocks[64, 2].facts.blocks_per_sm == 5 and blocks[128, 3].facts.blocks_per_sm == 1
+    assert "274,432 B of shared memory" in blocks[256, 3].reasons[0].detail
+
+
 def test_the_tutorials_offline_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run as written, in a folder of their own."""
-    text = (ROOT / "docs" / "your-own-kernel.md").read_text()
-    commands = [line for block in re.findall(r"```bash\n(.*?)```", text.split("## On a GPU")[0], re.DOTALL)
-                for line in block.splitlines() if line.startswith("tune-kernels")]
+    commands = commands_in((ROOT / "docs" / "your-own-kernel.md").read_text().split("## On a GPU")[0])
     assert len(commands) >= 3
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
