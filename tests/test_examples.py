@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_an_examples_reference_takes_its_arguments(name: str, sizes: dict[str, i
     outputs = reference_outputs(kernel, own_shape(sizes, name), lambda n, described, values: torch.full(
         described.sizes(values), 1.0))
     assert all(output.dtype == torch.float64 and output.isfinite().all() for output in outputs)
+
+
+def test_an_argument_that_raises_is_named() -> None:
+    """An argument that the user computes from the sizes."""
+    import torch
+    from tune_kernels.kernels.arguments import KernelError
+    from tune_kernels.kernels.loading import kernels_in, source_of
+    from tune_kernels.tuner.on_gpu.worker.own import reference_outputs
+
+    kernel = kernels_in(source_of(str(ROOT / "examples" / "attention.py")))["kernel"]
+    raising = replace(kernel, arguments={**kernel.arguments, "scale": lambda shape, knobs: shape["D"] / 0})
+    with pytest.raises(KernelError, match=r"attention: argument scale raised ZeroDivisionError"):
+        reference_outputs(raising, own_shape({"heads": 1, "T": 8, "D": 64}, "attention"),
+                          lambda n, described, values: torch.ones(described.sizes(values)))
 
 
 def commands_in(text: str) -> list[str]:

@@ -66,8 +66,7 @@ def take_scales(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], path:
 
     Raises:
         LoadError: no tensor is e4m3; an e4m3 tensor has no scales, holds NaN, isn't a projection, or belongs to a linear with
-            other
-            types; scales are misshapen or not positive and finite.
+            other types; scales are misshapen or not positive and finite.
     """
     for name in [n for n in tensors if n.endswith(UNUSED)]:
         del tensors[name]

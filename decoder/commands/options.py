@@ -23,7 +23,11 @@ class DraftLengthType(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         """See click.ParamType."""
-        return AUTO if value == AUTO else int(click.IntRange(1, 15)(value, param, ctx))
+        if value == AUTO:
+            return AUTO
+        if not str(value).removeprefix("-").isdecimal():
+            self.fail(f"{value!r} is neither a whole number from 1 to 15 nor {AUTO}", param, ctx)
+        return int(click.IntRange(1, 15)(value, param, ctx))
 
 
 LENGTH = DraftLengthType()

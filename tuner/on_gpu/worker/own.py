@@ -189,8 +189,9 @@ def reference_outputs(kernel: Kernel, shape: OwnShape, tensor: Any) -> "tuple[to
     knobs = {name for schedule in kernel.schedules for name in schedule.knobs}
     given: dict[str, object] = dict(shape.dims)
     for name, argument in kernel.arguments.items():
-        value = _computed(kernel, argument, shape) if inspect.isfunction(argument) else _for_reference(
-            name, argument, shape.dims, knobs, tensor)
+        value = _for_reference(name, argument, shape.dims, knobs, tensor)
+        if inspect.isfunction(argument):
+            value = _computed(kernel, name, argument, shape)
         if value is not None:
             given[name.removesuffix("_ptr")] = value
     assert kernel.reference is not None
@@ -215,9 +216,13 @@ def reference_outputs(kernel: Kernel, shape: OwnShape, tensor: Any) -> "tuple[to
     return right
 
 
-def _computed(kernel: Kernel, argument: Callable[..., object], shape: OwnShape) -> object:
-    """The value of an argument that the user computes; None if it differs between schedules."""
-    values = [argument(shape.dims, schedule.knobs) for schedule in kernel.schedules]
+def _computed(kernel: Kernel, name: str, argument: Callable[..., object], shape: OwnShape) -> object:
+    """The value of an argument that the user computes; None if it differs between schedules. Raises KernelError if it raises."""
+    try:
+        values = [argument(shape.dims, schedule.knobs) for schedule in kernel.schedules]
+    except Exception as e:  # the user's code may raise anything
+        raise KernelError(f"{kernel.name}: argument {name} raised {type(e).__name__}: {e}"[:400],
+                          expected="a value for every shape and schedule") from None
     return values[0] if all(value == values[0] for value in values) else None
 
 
